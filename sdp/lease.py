@@ -133,7 +133,7 @@ class Lease:
         """Start the heartbeat of a record that `acquire` has created."""
         self.generation = record.generation
         self._storage, self._etag = storage, etag
-        self._record, self._held = record, Generation(storage, record.generation)
+        self._record, self._held_message = record, Generation(storage, record.generation)
         self._lost: LeaseLost | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{record.generation}", daemon=True)
@@ -155,7 +155,7 @@ class Lease:
         for _ in range(_TRIES):
             newest = _newest(storage)
             if newest and not _is_free(storage, newest, ttl_s, clock):
-                raise LeaseHeld(_held(storage, newest))
+                raise LeaseHeld(_held_message(storage, newest))
             record = Record(
                 generation=newest + 1,
                 holder=holder,
@@ -174,7 +174,7 @@ class Lease:
                 before = Record.load(_read(storage, newest))
                 lease.follows_a_crash = before is not None and not before.released
             return lease
-        raise LeaseHeld(_held(storage, _newest(storage)))
+        raise LeaseHeld(_held_message(storage, _newest(storage)))
 
     def check(self) -> None:
         """Raise LeaseLost if a heartbeat has found that another job has taken over. Makes no request."""
@@ -184,7 +184,7 @@ class Lease:
     def confirm(self) -> None:
         """Do the same, and ask the storage, before a write over another job's file."""
         self.check()
-        self._held.check()
+        self._held_message.check()
 
     def release(self) -> None:
         """Let the next job begin at once. May be called more than once."""
@@ -233,7 +233,7 @@ class Lease:
         except Conflict:  # or an earlier heartbeat was written, and its response lost
             etag, stored = self._storage.etag(path), Record.load(_read(self._storage, self.generation))
             if stored is not None and stored.token != record.token:
-                raise self._held.lost(
+                raise self._held_message.lost(
                     f"the output was deleted, and another job has created generation {self.generation}"
                 ) from None
             self._etag = self._storage.swap(path, content, etag).etag
@@ -305,7 +305,7 @@ def _read(storage: Storage, generation: int) -> bytes:
         return b""  # deleted by hand, so no holder writes it
 
 
-def _held(storage: Storage, generation: int) -> str:
+def _held_message(storage: Storage, generation: int) -> str:
     record = Record.load(_read(storage, generation))
     if record is None:
         return f"{storage.uri}: another job is writing this output; wait until it ends, or choose another output.uri"

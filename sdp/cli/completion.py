@@ -43,7 +43,9 @@ def _settings(command: str, parsed_args: Arguments, **_: Any) -> Iterator[str]:
     from sdp.config.phrases import union_members, unwrap
 
     job = str(getattr(parsed_args, "job", command)).partition("-")[0]
-    for key in keys(JOBS[job]) if job in JOBS else ():
+    if job not in JOBS:
+        return
+    for key in keys(JOBS[job]):
         words = list[str]()
         annotation = unwrap(key.field.annotation)[0]
         for member in union_members(annotation) or [annotation]:

@@ -224,8 +224,10 @@ def _by_folder(args: Arguments, folder: Path, seen: "PictureFolder") -> tuple[di
     jobs, also, first = dict[str, dict[str, Any]](), list[Any](), 0
     folders = {"": 1} if args.caption_with else seen.weighted  # that table has the rows of one folder
     for number, (name, repeats) in enumerate(folders.items(), 1):
-        place, suffix = str(Path(args.pictures, name)), "" if number == 1 else f"-{number}"
-        part, keys = gather(place, args.caption) if name else seen, dict[str, Any]()
+        place = str(Path(args.pictures, name))
+        suffix = "" if number == 1 else f"-{number}"
+        keys: dict[str, Any] = {}
+        part = gather(place, args.caption) if name else seen
         assert part is not None
         first = first or part.pictures * repeats
         if name:

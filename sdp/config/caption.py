@@ -37,7 +37,7 @@ class CaptionsConfig(Section):
     """A server of OpenAI's chat API (vLLM, SGLang, llama.cpp, a hosted one), whose key is in OPENAI_API_KEY if it wants
     one; null runs the model in the workers."""
     prompts: PromptColumns = key({"vlm": "Describe this image in one sentence."}, shapes_output=True)
-    """What to ask, by the column that gets the answers. Of several prompts of a column, as {"…": 1, "…": 3}, each row
+    """What to ask, by the column that gets the answers. If a column has several prompts, as {"…": 1, "…": 3}, each row
     draws one by weight. {caption} stands for the picture's own caption."""
     max_tokens: Positive = key(128)
     """The longest answer; one that is cut there fails, and can be tried again with more."""

@@ -65,7 +65,7 @@ def _problems(detail: ErrorDetails, model: type[Section], data: Mapping[str, Any
             hint += f" or with --set {path}=…"
         yield Problem(path, expectation, nothing, hint, is_missing=kind == "missing")
     else:
-        yield Problem(path, expectation, got(value), _mend(value, expectation))
+        yield Problem(path, expectation, got(value), _hint(value, expectation))
 
 
 def _locate(model: type[Section], loc: KeyLocation, data: Any) -> tuple[KeyLocation | None, str, list[str]]:
@@ -105,7 +105,8 @@ def _locate(model: type[Section], loc: KeyLocation, data: Any) -> tuple[KeyLocat
             expectation = phrase(annotation)
         else:
             break
-    return tuple(location), expectation, list(annotation.model_fields) if _is_section(annotation) else []
+    siblings = list(annotation.model_fields) if _is_section(annotation) else []
+    return tuple(location), expectation, siblings
 
 
 def _is_section(annotation: Any) -> bool:
@@ -144,9 +145,9 @@ def _jobs_with(path: str) -> list[str]:
     return [job for job, model in JOBS.items() if any(f"{key.path}.".startswith(f"{path}.") for key in keys(model))]
 
 
-def _mend(value: Any, expectation: str) -> str:
+def _hint(value: Any, expectation: str) -> str:
     if isinstance(value, str):
-        return _mend_text(value, expectation)
+        return _text_hint(value, expectation)
     if expectation.startswith("a list") and not isinstance(value, list | dict):
         return f"write [{got(value)}]"
     if isinstance(value, float) and expectation.startswith("a whole number") and value.is_integer():
@@ -154,7 +155,7 @@ def _mend(value: Any, expectation: str) -> str:
     return ""
 
 
-def _mend_text(value: str, expectation: str) -> str:
+def _text_hint(value: str, expectation: str) -> str:
     choices = expectation.removesuffix(", or null").replace(" or ", ", ").split(", ")
     if near := nearest(value, choices):
         return f"did you mean {near}?"

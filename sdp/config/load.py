@@ -78,9 +78,10 @@ class Source:
             raise ConfigError([self._placed(problem) for problem in error.problems]) from error.__cause__
 
     def _placed(self, problem: Problem) -> Problem:
-        parts = tuple(problem.path.split("."))
+        """Return a problem with the place to mend it: the option --set, or a line of the file."""
         if problem.place:
             return problem
+        parts = tuple(problem.path.split("."))
         # An option sets its key, what is in it, and the sections around it that the file lacks.
         around = len(parts) if parts not in self.lines else 0
         if any(parts[: len(option)] == option or option[:around] == parts for option in self.options):
@@ -165,9 +166,11 @@ def read_file(path: str, text: str | None = None) -> Source:
     """Return the plain data of a YAML file, or of its text, unchecked."""
     from sdp.config.yaml_text import parse_document
 
-    text, lines = _text_of(path) if text is None else text, dict[tuple[str, ...], int]()
+    if text is None:
+        text = _text_of(path)
     if len(text) > _LARGEST_FILE:
         raise ConfigError([Problem(path, f"a configuration of at most {_LARGEST_FILE:,} characters", "more")])
+    lines: dict[tuple[str, ...], int] = {}
     data = parse_document(text, path, lines)
     if not isinstance(data, dict | None):
         raise ConfigError([Problem(path, "a mapping of keys to values", got(data))])

@@ -38,8 +38,8 @@ class CaptionedSource(SourceConfig):
 
     caption_column: CaptionColumns = key(None, shapes_output=True)
     """The column that holds the captions, or the JSON field in tars; null means prompt for pictures of sdp generate,
-    else caption. Of several, as {caption: 1, synthetic: 3}, each row draws one that is not empty, by weight; a column
-    of weight 0 is used only if all others are empty."""
+    else caption. If it has several columns, as {caption: 1, synthetic: 3}, each row draws one that is not empty, by
+    weight; a column of weight 0 is used only if all others are empty."""
     caption: Name | None = key(None, shapes_output=True)
     """One caption for all pictures, in place of their own."""
     tables: tuple[JoinedTable, ...] = key((), shapes_output=True)

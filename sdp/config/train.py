@@ -429,13 +429,14 @@ class TrainConfig(JobConfig):
             self = self.replaced(model=self.model.with_defaults(denoiser="pretrained"))
         if self.scaling.accelerator in (None, "cpu"):
             return self
-        second, several = self.phase_2, self.scaling.num_workers != 1 and self.optimizer.kind == "adamw"
+        second = self.phase_2
+        sharded = self.scaling.num_workers != 1 and self.optimizer.kind == "adamw"
         return self.replaced(
             data=self.data.with_defaults(
                 batch_size=_usual_batch(self.data.resolution),
                 global_batch_size=RECIPE_BATCH if self.model.denoiser == "new" else None,
             ),
-            strategy=self.strategy.with_defaults(kind="fsdp" if several else "ddp", compile=True),
+            strategy=self.strategy.with_defaults(kind="fsdp" if sharded else "ddp", compile=True),
             phase_2=second.with_defaults(batch_size=second.resolution and _usual_batch(second.resolution)),
         )
 

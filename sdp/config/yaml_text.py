@@ -66,7 +66,7 @@ def _data(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     if isinstance(node, yaml.ScalarNode):
         return parse_scalar(node.value) if node.style is None else node.value
     if isinstance(node, yaml.SequenceNode):
-        return [_noted(item, item, (*path, str(number)), lines) for number, item in enumerate(node.value)]
+        return [_data_with_line(item, item, (*path, str(number)), lines) for number, item in enumerate(node.value)]
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = _data(key_node, (), {})
@@ -74,10 +74,10 @@ def _data(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
             raise _RefusedError("a key that is text", repr(key), key_node.start_mark)
         if key in mapping:
             raise _RefusedError("each key once", f"{key} a second time", key_node.start_mark)
-        mapping[key] = _noted(key_node, value_node, (*path, key), lines)
+        mapping[key] = _data_with_line(key_node, value_node, (*path, key), lines)
     return mapping
 
 
-def _noted(place: yaml.Node, node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
+def _data_with_line(place: yaml.Node, node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     lines[path] = place.start_mark.line + 1
     return _data(node, path, lines)

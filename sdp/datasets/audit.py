@@ -84,7 +84,8 @@ def summary(trace: Trace) -> str:
     if not trace.datasets:
         lines.append("  no dataset here has an account of it")
     for use in trace.checkpoints:
-        epochs, dataset = _spans(use["epochs"]), f" of {use['dataset']}" if "dataset" in use else ""
+        dataset = f" of {use['dataset']}" if "dataset" in use else ""
+        epochs = _spans(use["epochs"])
         lines.append(f"  {use['run']}: consumed before {use['checkpoint']}, in epoch {epochs}{dataset}")
     lines += [f"  {run}: {why}" for run, why in trace.unused.items()]
     if trace.checkpoints_searched:
@@ -133,10 +134,8 @@ class _Audit:
     def _trace(self, row: int, uris: set[str]) -> Trace:
         """Trace an address of the datasets with these URIs, or of any dataset if there are none."""
         datasets = [dataset for dataset in self._datasets if not uris or uris & self._lineage(dataset)]
-        taken_down = any(
-            row in (taken := self._takedowns(dataset)).rows or (self._value and taken.lists_value(self._value))
-            for dataset in datasets
-        )
+        takedowns = map(self._takedowns, datasets)
+        taken_down = any(row in each.rows or (self._value and each.lists_value(self._value)) for each in takedowns)
         outcomes = [outcome for dataset in datasets if (outcome := outcome_of(dataset, row)) is not None]
         checkpoints, unused, searched = list[dict[str, Any]](), dict[str, str](), 0
         for run in self._runs:

@@ -28,7 +28,7 @@ _PLAIN = {
 """The plain types of other text and bytes."""
 
 LARGEST_CELL = 1 << 16
-"""Bytes of a cell with text or bytes in a stranger's table. Of a longer one, one byte more is kept, as a mark."""
+"""Bytes of a cell with text or bytes in a stranger's table. A longer cell keeps one byte more, as a mark."""
 _MOST_ROWS_A_BYTE, _MOST_BYTES_A_BYTE = 1024, 32
 """Rows that a Parquet file may claim for each of its bytes, and bytes that a larger row group may become for each."""
 _BATCH_ROWS, _BATCH_BYTES = 16_384, 64 << 20
@@ -97,7 +97,7 @@ def rows_by_group(footer: pq.FileMetaData, uri: str, size: int) -> list[int]:
         )
     lengths = _lengths(footer)
     for number, group in enumerate(groups):
-        held = _held(group, lengths)
+        held = _loaded_bytes(group, lengths)
         if held > _BATCH_BYTES and held > _MOST_BYTES_A_BYTE * (stored := _stored(group)):
             raise DatasetError(
                 f"{uri}: row group {number} has {stored:,} bytes that become {held:,}; remove the file or write it "
@@ -123,7 +123,7 @@ def _lengths(footer: pq.FileMetaData) -> list[int]:
     return [max(_NUMBER_BYTES, leaf.length) for leaf in leaves]
 
 
-def _held(group: pq.RowGroupMetaData, lengths: Sequence[int]) -> int:
+def _loaded_bytes(group: pq.RowGroupMetaData, lengths: Sequence[int]) -> int:
     """Return the bytes that a row group becomes, by its footer."""
     columns = list(map(group.column, range(group.num_columns)))
     values = sum(column.num_values * length for column, length in zip(columns, lengths, strict=True))
@@ -222,7 +222,7 @@ def rows_a_batch(footer: pq.FileMetaData, groups: Sequence[int]) -> int:
     """Return how many rows of some row groups to read at once, so that they have no more than a batch's bytes."""
     lengths = _lengths(footer)
     chosen = [footer.row_group(number) for number in groups]
-    largest = max((_held(group, lengths) // max(1, group.num_rows) for group in chosen), default=0)
+    largest = max((_loaded_bytes(group, lengths) // max(1, group.num_rows) for group in chosen), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
 
 

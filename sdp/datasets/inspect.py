@@ -145,12 +145,8 @@ def write_account(storage: Storage, file: Path) -> tuple[int, list[str]]:
     """
     rows, problems = 0, list[str]()
     schema = ACCOUNT_SCHEMA.append(pa.field("name", pa.string()))
-    with (
-        written_for("inspect: --account", file) as sink,
-        CSVWriter(sink, schema)
-        if file.suffix == ".csv"
-        else pq.ParquetWriter(sink, schema, compression="zstd") as writer,
-    ):
+    open_writer: Any = CSVWriter if file.suffix == ".csv" else partial(pq.ParquetWriter, compression="zstd")
+    with written_for("inspect: --account", file) as sink, open_writer(sink, schema) as writer:
         for account in with_names(storage, accounts(storage, problems)):
             writer.write_table(account)
             rows += account.num_rows
@@ -178,7 +174,7 @@ def _try_read(problems: list[str], read: Callable[[], T]) -> T | None:
 def _ancestry(storage: Storage, problems: list[str], notes: list[str]) -> tuple[Tombstones | None, list[str]]:
     """Return the takedowns that apply (None if some cannot be read) and the URIs of the ancestors.
 
-    An unreadable file of this dataset is a problem; one of an ancestor, which may be away, is only a note.
+    A damaged file of this dataset is a problem; any other error, such as a store that is away, is only a note.
     """
     hasty = storage.with_options(timeout_s=min(storage.options.timeout_s, _UPSTREAM_S))
     try:

@@ -331,12 +331,12 @@ def finish(
         schema=_schema(storage, parts),
         config=dict(config or {}),
         models=dict(models or {}),
-        input=_kept(input, storage.uri),
+        input=_portable(input, storage.uri),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     with suppress(AlreadyExists):
         storage.create(_CARD, Path(__file__).with_name("card.md").read_bytes())
-    if newest is not None and _content(replace(newest, input=_kept(newest.input, storage.uri))) == _content(draft):
+    if newest is not None and _content(replace(newest, input=_portable(newest.input, storage.uri))) == _content(draft):
         storage.publish_held(MANIFEST, storage.read(versions[-1]), check)
         return open_dataset(storage)
     storage.publish(draft.files, listing.getvalue())
@@ -358,7 +358,7 @@ def _readable(storage: Storage, path: str) -> Manifest | None:
         return None
 
 
-def _kept(made_from: Mapping[str, Any] | None, folder: str) -> dict[str, Any] | None:
+def _portable(made_from: Mapping[str, Any] | None, folder: str) -> dict[str, Any] | None:
     """Return the input with a URI that stays valid if the dataset and its input are moved together."""
     if not made_from or not made_from.get("uri"):
         return None if made_from is None else dict(made_from)

@@ -58,7 +58,9 @@ def names_of(storage: Storage) -> Namer:
 
     def names(rows: NDArray[np.int64]) -> list[str]:
         named: list[str] = []
-        for piece in root.index.slices(int(rows[0]), int(rows[-1]) + 1) if len(rows) else ():
+        if not len(rows):
+            return named
+        for piece in root.index.slices(int(rows[0]), int(rows[-1]) + 1):
             inside = rows[(rows >= piece.first_row) & (rows < piece.first_row + piece.length)]
             places = inside - piece.first_row + piece.offset
             named += in_file(piece.path, places) or [""] * len(places)

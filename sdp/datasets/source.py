@@ -159,7 +159,7 @@ def order_retry(
 ) -> Output:
     """Request another attempt at every unit with failures; continue a retry that the manifest does not list instead.
 
-    Of the source's `files`, those that were replaced after their only row had failed are recorded; others are refused.
+    A changed file of the source's `files` is recorded if its only row had failed before, and refused otherwise.
     """
     repaired = _repaired(output, files, options)
     retries = [version for version in output.index.versions if version.units]
@@ -190,7 +190,8 @@ def _repaired(output: Output, files: Sequence[SourceFile], options: StorageOptio
 
 
 def _append_attempt(output: Output, files: pa.Table, units: Sequence[int], attempt: int | None = None) -> Output:
-    attempt, root = attempt or _next_attempt(output.index), output.index.root if files.num_rows else ""
+    root = output.index.root if files.num_rows else ""
+    attempt = attempt or _next_attempt(output.index)
     return _append(output, Version(0, files, attempt=attempt, units=tuple(units), root=root))
 
 
@@ -218,10 +219,12 @@ def _new_files(
 ) -> list[SourceFile]:
     """Return the files that are not in the index or are `renewed`, by URI; if that is None, refuse changed files."""
     known = known_files(index)
-    for file in files if renewed is None else ():
-        if (before := known.get(file.uri)) is not None and not unchanged(file, *before, options):
-            raise _changed_file_error(file.uri, before, (file.size, file.etag))
-    return sorted((f for f in files if f.uri not in known or f.uri in (renewed or ())), key=lambda file: file.uri)
+    if renewed is None:
+        for file in files:
+            if (before := known.get(file.uri)) is not None and not unchanged(file, *before, options):
+                raise _changed_file_error(file.uri, before, (file.size, file.etag))
+        renewed = ()
+    return sorted((f for f in files if f.uri not in known or f.uri in renewed), key=lambda file: file.uri)
 
 
 def known_files(index: Index) -> _FileVersions:

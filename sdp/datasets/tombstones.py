@@ -119,8 +119,9 @@ def parse_list(text: str, where: str, row_of: Callable[[str], int] | None = None
                 kind, rest = "row", [str(row_of(rest[0]))]
             except UserError as error:
                 raise UserError(f"{where}:{number}: {error}") from error
-        value, known = rest[0] if rest else "", (*KINDS, "file")
-        kind = kind.lower() if kind.lower() in known else kind
+        value = rest[0] if rest else ""
+        if kind.lower() in (*KINDS, "file"):
+            kind = kind.lower()
         takedowns.append(takedown(kind, value, f"{where}:{number}", "correct the line"))
     return takedowns
 

@@ -173,7 +173,8 @@ class SharedBudgets:
         if known:
             _, held = self._workers.pop(ask.worker, (now, {}))
             self._workers[ask.worker] = now, held
-            for host in [*held.keys() | ask.holding.keys()] if ask.whole else ask.holding:
+            hosts = held.keys() | ask.holding.keys() if ask.whole else ask.holding.keys()
+            for host in list(hosts):
                 self._hold(host, held, ask.holding.get(host, 0), now)
         for host, count in ask.served.items():
             self._budgets.served(host, count)

@@ -200,9 +200,9 @@ class Fetcher(Generic[Token]):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
-            mask = (pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0) | (
-                pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
-            )
+            mask = pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
+            if events & ~select.EPOLLOUT:
+                mask |= pycurl.CSELECT_IN
             if fd in self._watched:  # by now: handling another event may have closed it
                 self._handle_event(self._watched[fd], fd, mask)
         now = time.monotonic()

@@ -95,10 +95,12 @@ def _batches(
         with reading(piece.path, "fix or restore this file of source.uri", "cannot be read"):
             file = open_parquet(piece.path, options, columns)
             groups = groups_within(row_stops(file.metadata), piece.offset, piece.offset + piece.length)
-            skip, left = piece.offset - groups[0][1] if groups else 0, piece.length
+            skip = piece.offset - groups[0][1] if groups else 0
+            left = piece.length
             for table in iter_tables(file, columns, [group for group, _ in groups]):
                 rows = table.slice(skip, left)
-                skip, left = max(0, skip - table.num_rows), left - rows.num_rows
+                skip = max(0, skip - table.num_rows)
+                left -= rows.num_rows
                 yield cast(rows, types, piece.path)
                 if not left:
                     break

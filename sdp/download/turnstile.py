@@ -93,7 +93,8 @@ class SharedGate:
         hosts = holding if whole else [h for h in holding.keys() | self._known.keys() if holding[h] != self._known[h]]
         changed = {host: holding[host] for host in hosts}
         ask = Ask(self.worker, changed, +wants, self._throttled, self._served, whole)
-        self._known, self._until_whole = holding, (self._until_whole or _WHOLE_EVERY) - 1
+        self._known = holding
+        self._until_whole = (self._until_whole or _WHOLE_EVERY) - 1
         self._throttled, self._served, self._has_news = {}, Counter(), False
         return ask
 
@@ -101,7 +102,8 @@ class SharedGate:
         """Record a reply; return the hosts to try again, and after how many seconds."""
         self._permits.update(answer.permits)
         self._known.update(answer.permits)
-        self._until_whole *= answer.known
+        if not answer.known:
+            self._until_whole = 0
         retries = dict.fromkeys(answer.permits, 0.0)
         for host in list(self._wants):
             if host in answer.waits or host in answer.permits or host not in asked.wants:

@@ -38,7 +38,7 @@ class RowShape:
 
 
 def schema(shape: RowShape) -> pa.Schema:
-    """Return the columns, with the meaning of their bytes in their metadata and, for other readers, in the schema's."""
+    """Return the columns. Their metadata describes their bytes; the schema's repeats that for other readers."""
     fields = [pa.field("row", pa.int64(), nullable=False)]
     fields.append(pa.field("key", pa.string()))
     if shape.buckets:

@@ -298,8 +298,9 @@ def _read_fields(calls: Calls, handle: Any) -> Iterator[Sample]:
 def _read_memory(calls: Calls, handle: Any) -> Iterator[Sample]:
     """Yield memory samples; what the driver keeps for itself is neither used nor free."""
     memory = calls("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
-    for part in ("total", "used", "free") if memory is not None else ():
-        yield f"sdp_gpu_memory_{part}_bytes", {}, getattr(memory, part)
+    if memory is not None:
+        for part in ("total", "used", "free"):
+            yield f"sdp_gpu_memory_{part}_bytes", {}, getattr(memory, part)
 
 
 def _list_processes(calls: Calls, handle: Any) -> list[GpuProcess]:

@@ -379,8 +379,9 @@ def kept_tokens(tokens: int, skipped: float) -> int:
 
 def refuse_sides(key: str, model: Path, sides: Iterable[int], *, buckets: bool = False) -> None:
     """Raise UserError if pictures have no whole number of the denoiser's patches; `buckets` have whole eighths."""
-    multiple = space_of(model).reduction * patch_of(model)
-    multiple, crop = (8 * multiple, " with transform.crop: buckets") if buckets else (multiple, "")
+    multiple, crop = space_of(model).reduction * patch_of(model), ""
+    if buckets:
+        multiple, crop = 8 * multiple, " with transform.crop: buckets"
     if odd := [side for side in sides if side % multiple]:
         raise UserError(f"{key}: expected multiples of {multiple} pixels for this model{crop}, got {odd[0]}")
 

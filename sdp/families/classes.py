@@ -46,7 +46,8 @@ def network_class(name: str) -> Any:
     if "diffusers" not in sys.modules:
         try:
             with _alone():
-                for module in _OF_MOST if name in _OF_MOST else _MODULES:
+                needed = _OF_MOST if name in _OF_MOST else _MODULES
+                for module in needed:
                     import_module(_MODULES[module])
         except Exception:  # noqa: BLE001 (whatever another version of diffusers leads to)
             for module in [module for module in sys.modules if module.partition(".")[0] == "diffusers"]:

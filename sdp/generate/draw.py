@@ -26,7 +26,9 @@ def draw(
     config = settled(parse_into(GenerateConfig, data))
     options, model = config.storage.options(), choose(config)
     run = run_of(model.uri)
-    step, own = (f"-{model.uri.rpartition('/')[2]}", f"{run}/{DRAWN}") if run != model.uri else ("", DRAWN)
+    step, own = "", DRAWN
+    if run != model.uri:
+        step, own = f"-{model.uri.rpartition('/')[2]}", f"{run}/{DRAWN}"
     folder = open_storage(config.output.uri if "output" in settings else own, options)
     newer = newer_than(model.uri, options)
     say(f"generate: drawing with {model.uri}{f', though {newer} is newer' if newer else ''}")

@@ -159,11 +159,13 @@ def exif_orientation(exif: bytes) -> int:
     Pillow would read all tags, and print a line for each that is broken.
     """
     data = exif.removeprefix(b"Exif\0\0")
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4], "")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
+    if order is None:
+        return 1
     try:
         (at,) = struct.unpack_from(f"{order}I", data, 4)
         (count,) = struct.unpack_from(f"{order}H", data, at)
-        for place in range(at + 2, at + 2 + 12 * count, 12) if order else ():
+        for place in range(at + 2, at + 2 + 12 * count, 12):
             tag, kind, values = struct.unpack_from(f"{order}HHI", data, place)
             if (tag, values) == (0x0112, 1) and kind in _INTEGERS:
                 (orientation,) = struct.unpack_from(f"{order}{_INTEGERS[kind]}", data, place + 8)

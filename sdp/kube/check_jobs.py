@@ -109,7 +109,8 @@ def access(drafts: Drafts, *, in_pod: bool) -> Iterator[Finding]:
 
 
 def _probe(name: str, job: Draft, path: str, probe: Callable[[str, Any], str], *, in_pod: bool) -> Finding:
-    check, uri, origin = f"{name} {path}", job.value(path), "from this pod" if in_pod else "from here"
+    check, uri = f"{name} {path}", job.value(path)
+    origin = "from this pod" if in_pod else "from here"
     if probe is _has_model and not in_pod and sources.parse(uri).kind == "local":
         return Finding(
             check, "warning", f"{uri} is a local folder, which each pod looks for on its own disk", "use s3://"

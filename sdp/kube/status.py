@@ -43,7 +43,8 @@ def status(
     api: Api, name: str | None = None, *, as_json: bool = False, ended: bool = False, everywhere: bool = False
 ) -> str:
     """Return the text to print: of one namespace or of all, with jobs that ended long ago if `ended`."""
-    apis, since = [api], None if ended or name else datetime.now(UTC) - RECENT
+    apis = [api]
+    since = None if ended or name else datetime.now(UTC) - RECENT
     if everywhere:
         items = [item for kind in ("rayclusters", "rayjobs") for item in api.list(f"{RAY}/{kind}")]
         apis = [api.within(each) for each in sorted({item["metadata"]["namespace"] for item in items})]

@@ -57,7 +57,8 @@ def _delete(api: Api, name: str, say: Say) -> None:
 def _wait(api: Api, job: JobState, say: Say) -> None:
     deadline = time.monotonic() + STOP_WAIT_S + NOTICED_S
     try:
-        for state in seen_by_ray(api, job) if job.given_up else states(api, job.name, say):
+        seen = seen_by_ray(api, job) if job.given_up else states(api, job.name, say)
+        for state in seen:
             if not state.finished and time.monotonic() > deadline:
                 raise SdpError(f"{job.name} is still {state.state}; sdp stop {job.name} --delete ends it")
     except Missing:

@@ -100,7 +100,7 @@ def rayjob_of(
 def _release(api: Api, submission: Submission, say: Say) -> ReadRelease:
     cluster = find_cluster(api, submission.cluster)
     try:
-        return cluster, None if submission.config else job_texts(api, cluster)
+        return cluster, (None if submission.config else job_texts(api, cluster))
     except Forbidden:
         if submission.own_cluster:
             raise

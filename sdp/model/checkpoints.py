@@ -111,7 +111,8 @@ class TrainState:
         else:
             self.skipped_samples += samples
         self.counted_in_epoch += samples
-        self.empty += not samples
+        if not samples:
+            self.empty += 1
 
     def smooth(self, loss: float) -> None:
         """Add a step's loss to the smoothed loss: a moving average over the last tenth of the steps, or 100 of them."""

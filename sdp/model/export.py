@@ -52,7 +52,9 @@ class Exported:
     @property
     def hint(self) -> str:
         """Return a line on how to use the export."""
-        first, uri = ("copy it here, then ", self.uri.rpartition("/")[2]) if "://" in self.uri else ("", self.uri)
+        first, uri = "", self.uri
+        if "://" in uri:
+            first, uri = "copy it here, then ", uri.rpartition("/")[2]
         place = json.dumps(uri, ensure_ascii=False)
         if self.form == "single-file":
             command = shlex.join(["sdp", "export", self.checkpoint])

@@ -81,9 +81,10 @@ def load_denoiser(
             family.initialise(denoiser)
     # torch's own `to`, since that of diffusers warns whenever a dtype is passed.
     denoiser = torch.nn.Module.to(denoiser, torch.float32)
-    for weights in denoiser.parameters() if matrices else ():
-        if weights.dim() > 1:
-            weights.data = weights.data.to(matrices)
+    if matrices:
+        for weights in denoiser.parameters():
+            if weights.dim() > 1:
+                weights.data = weights.data.to(matrices)
     return denoiser.to(device).train()
 
 

@@ -87,13 +87,13 @@ class NoiseSchedule:
         return self.signal**2
 
     def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        return _at(self.signal, times, latents) * latents + _at(self.noise, times, latents) * noise
+        return _values_at(self.signal, times, latents) * latents + _values_at(self.noise, times, latents) * noise
 
     def target(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
         """Return the noise, or the velocity √ᾱ · ε − √(1 − ᾱ) · x_0."""
         if self.prediction == "epsilon":
             return noise
-        return _at(self.signal, times, latents) * noise - _at(self.noise, times, latents) * latents
+        return _values_at(self.signal, times, latents) * noise - _values_at(self.noise, times, latents) * latents
 
     def min_snr_weights(self, times: Tensor, gamma: float) -> Tensor:
         """Keep easy timesteps from dominating: min(SNR, γ) for x_0 (Hang et al., 2303.09556).
@@ -126,5 +126,5 @@ def sample_losses(predicted: Tensor, target: Tensor) -> Tensor:
     return (predicted.float() - target.float()).square().flatten(1).mean(1)
 
 
-def _at(table: Tensor, timesteps: Tensor, like: Tensor) -> Tensor:
+def _values_at(table: Tensor, timesteps: Tensor, like: Tensor) -> Tensor:
     return table[timesteps].view(-1, *[1] * (like.dim() - 1))

@@ -145,8 +145,8 @@ def stage(
 ) -> Staged:
     """Prepare to save tensors: plain ones, equal on all workers, or DTensors, of which each worker writes its shards.
 
-    Every worker calls it, since they agree on who writes what; `alone` is for one process by itself. Of the files that
-    the folder has, only those with these `etags` are written over.
+    Every worker calls it, since they agree on who writes what; `alone` is for one process by itself. Files
+    that the folder has are written over only if they have these `etags`.
     """
     host = host or HostMemory()
     kinds = [

@@ -85,13 +85,13 @@ def _unet(tensors: Tensors, config: Any) -> dict[str, Tensor]:
             return _renamed(name, _UNET)
         direction, kind, rest = match[1], match[3], match[5]
         block, layer = int(match[2]), int(match[4])
-        side, number = (
-            ("input", layers * block + layer + 1) if direction == "down" else ("output", layers * block + layer)
-        )
+        side, number = "output", layers * block + layer
+        if direction == "down":
+            side, number = "input", number + 1
         if kind == "downsamplers":
             return f"input_blocks.{layers * (block + 1)}.0.{rest.replace('conv', 'op')}"
         if kind == "upsamplers":  # after the attention of its block's last layer, if any
-            position = 1 + ("CrossAttn" in config.up_block_types[block])
+            position = 2 if "CrossAttn" in config.up_block_types[block] else 1
             return f"output_blocks.{layers * (block + 1) - 1}.{position}.{rest}"
         return f"{side}_blocks.{number}.{int(kind == 'attentions')}.{rest}"
 

@@ -65,7 +65,9 @@ class TrainedNetworks(nn.Module):
     def recompute_activations(self) -> None:
         """Compute activations again in the backward pass instead of keeping them."""
         self.denoiser.enable_gradient_checkpointing()
-        for layer in self.family.text_blocks(self.text_encoder) if self.text_encoder is not None else ():
+        if self.text_encoder is None:
+            return
+        for layer in self.family.text_blocks(self.text_encoder):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def add_lora(self, lora: LoraConfig) -> None:

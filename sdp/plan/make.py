@@ -159,6 +159,10 @@ def training(
         Phase(name, phase.data.resolution, _samples(phase, gpus, rows))
         for name, phase in zip(names, config.phases, strict=True)
     )
+    if model:
+        text = of(model).text(model, embedded=embedded)
+    else:
+        text = TextSpace(width=SD2.text_encoder["hidden_size"] if embedded else None)
     configured = config.encode.most if config.data.mode == "online" else None
     return PlannedTraining(
         phases,
@@ -166,9 +170,7 @@ def training(
         rows_assumed=not rows,
         mode=config.data.mode,
         latents=space_of(model) if model else LatentSpace(),
-        text=of(model).text(model, embedded=embedded)
-        if model
-        else TextSpace(width=SD2.text_encoder["hidden_size"] if embedded else None),
+        text=text,
         trains_text=config.model.train_text_encoder,
         speeds=Speeds(f"{config.strategy.kind}+compile" if config.strategy.compile else config.strategy.kind),
         trainers=train_on,
@@ -209,7 +211,8 @@ def _instance(
         if match is None or match[2] not in INSTANCES or not INSTANCES[match[2]].gpus or match[1] == "0":
             known = ", ".join(name for name, instance in INSTANCES.items() if instance.gpus)
             raise UserError(f"plan: {option}: expected TYPE or COUNTxTYPE, got {text!r}; types are {known}")
-        return INSTANCES[match[2]], int(match[1]) if match[1] else None
+        count = int(match[1]) if match[1] else None
+        return INSTANCES[match[2]], count
     gpus = gpus_by_accelerator(accelerator)
     most = max((gpu.memory_bytes for gpu in gpus), default=0)
     for names in ([gpu.name for gpu in gpus if gpu.memory_bytes == most], [gpu.name for gpu in gpus]):
@@ -243,18 +246,18 @@ def plan_of_data(
         published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
         images_per_s = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
         group, source = _priced(instance, _HOSTS, 0, prices), f"published, {published['source']}"
-        return _alone(Stage("download", rows, images_per_s, (group,), source=source))
+        return _plan_of_stage(Stage("download", rows, images_per_s, (group,), source=source))
     encode_on, count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
     gpus = count * encode_on.gpus if count else config.encode.most
     if isinstance(config, ProcessConfig):
-        return _alone(_process(rows, config.resolutions, encode_on, gpus, prices))
+        return _plan_of_stage(_process(rows, config.resolutions, encode_on, gpus, prices))
     if rate is None:
         raise UserError("plan: expected --rate, the captions a second of one GPU; sdp caption --set limit=200 shows it")
     group, captions = _encoder_group(encode_on, gpus, prices), rows * len(config.captions.prompts)
-    return _alone(Stage("caption", captions, rate * gpus, (group,), source="--rate"))
+    return _plan_of_stage(Stage("caption", captions, rate * gpus, (group,), source="--rate"))
 
 
-def _alone(stage: Stage) -> Plan:
+def _plan_of_stage(stage: Stage) -> Plan:
     return Plan(f"{stage.name}, {stage.groups[0].count} x {stage.groups[0].instance}", (stage,))
 
 
@@ -302,7 +305,9 @@ def _text(phase: Phase, stage: Stage, work: PlannedTraining) -> Stage:
 
     A collocated stage's own speed includes the forward pass.
     """
-    passes = 1 + 2 * work.trains_text - (work.mode == "collocated")
+    passes = 3 if work.trains_text else 1  # a backward pass counts as two forward passes
+    if work.mode == "collocated":
+        passes -= 1
     unet = work.speeds.train(str(work.trainers.gpu), phase.resolution).value * work.trainer_gpus
     rate = unet * unet_flops(phase.resolution) / text_flops() / passes
     why = "encode.text: text_embedding of process spares it, not its bytes"

@@ -91,7 +91,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     itemsize = _FP32 if config.precision == "fp32" else 2
     per_sample, fixed = _activations(config, known)
     if len(networks) > 1:
-        kind = "fp32" if itemsize == _FP32 else strategy.kind
+        kind: str = "fp32" if itemsize == _FP32 else strategy.kind
         if strategy.activation_checkpointing:
             kind = "checkpointed"
         text, size = known["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)

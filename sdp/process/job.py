@@ -138,7 +138,7 @@ class _Run:
 
     def item(self, piece: Piece) -> WorkItem:
         retry = self._retries.get(piece.work)
-        return piece, None if retry is None else retry.rows
+        return piece, (None if retry is None else retry.rows)
 
     def crashed(self, piece: Piece, detail: str) -> PieceRows:
         rows, retry = addresses(piece, self._prepared.spec.storage), self._retries.get(piece.work)

@@ -59,7 +59,8 @@ class Place:
 
     def progress(self, count: int, clock: str = "") -> str:
         """Return the state of this many workers' places: `4 A100 GPUs (2 of 4 ready, 1:30)`."""
-        resource, labels, capacity = "GPU" if "GPU" in self.bundle else "CPU", dict(self.labels), self.capacity
+        resource = "GPU" if "GPU" in self.bundle else "CPU"
+        labels, capacity = dict(self.labels), self.capacity
         name = _amount(count * self.bundle.get(resource, 1), resource, labels.pop(cluster.ACCELERATOR_LABEL, None))
         name += f" with {cluster.format_labels(labels)}" if labels else ""
         state = f"{capacity} of {count} ready" if capacity < count else "ready, but in use"
@@ -68,7 +69,8 @@ class Place:
 
 def place_of(section: str, workers: WorkersConfig) -> Place:
     """Return the place of a job's workers; refuse what a local Ray, which no node joins, could never hold."""
-    kind, resource = workers.gpu_type, "GPU" if cluster.on_gpus(section, workers) else "CPU"
+    kind = workers.gpu_type
+    resource = "GPU" if cluster.on_gpus(section, workers) else "CPU"
     cluster.require_accelerator(f"{section}.accelerator", kind)
     place = Place(section, {resource: 1.0}, workers.least, workers.most, cluster.accelerator_labels(kind))
     if workers.least > (count := place.capacity) and not cluster.joined():

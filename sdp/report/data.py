@@ -139,7 +139,8 @@ def _pictures(
             problems.append(str(error))
     by_prompt: dict[str, list[Tile]] = {}
     for row in rows:
-        prompt, seed = str(row.get("prompt", "")), f" · seed {row['seed']}" if "seed" in row else ""
+        prompt = str(row.get("prompt", ""))
+        seed = f" · seed {row['seed']}" if "seed" in row else ""
         original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
         pixels = f": {row['width']} × {row['height']}{original}" if "width" in row and not seed else ""
         by_prompt.setdefault(prompt, []).append(

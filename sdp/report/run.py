@@ -59,7 +59,8 @@ def run_section(
     With `live_at` it is read from a few files, without checkpoints, and its pictures are links below this address.
     """
     run, live = RunFolder(storage), live_at is not None
-    steps, problems = Steps() if live else run.steps(), list[str]()
+    steps = Steps() if live else run.steps()
+    problems: list[str] = []
     metrics, events = run.metrics(problems, newest=_LIVE_FILES if live else 0), run.events(problems)
     bad_rows = [] if live else run.bad_rows(problems)
     last = metrics[-1] if metrics else {}

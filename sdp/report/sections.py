@@ -78,8 +78,8 @@ def describe(
 ) -> list[PageSection]:
     """Describe what is at a URI; a run has a section for each phase.
 
-    Of a dataset, `verify` reads every byte, and `problems` are listed with its own. A run's cost is by these `prices`,
-    or else by those that it was given.
+    For a dataset, `verify` reads every byte, and `problems` are added to its own. A run's cost uses `prices`, or else
+    those that the run was given.
     """
     kind, storage = identify(storage)
     match kind:

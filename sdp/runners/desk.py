@@ -105,8 +105,9 @@ class Desk:
         """
         while number not in self._pieces and number >= self._handed_out:
             await self._more.wait()
-        self._state.events += number >= self._handed_out
-        self._handed_out = max(self._handed_out, number + 1)
+        if number >= self._handed_out:
+            self._state.events += 1
+            self._handed_out = number + 1
         if not self._prepares and self._pieces.get(number) is not None:
             self._ready.add(number)
         return self._pieces[number] if number in self._pieces else pack(number, None)
@@ -185,7 +186,8 @@ class Desk:
 
     async def report(self, worker: WorkerId, figures: Any) -> None:
         """Record a worker's figures so far, which outlast its process."""
-        self._state.events += figures != self._figures.get(worker.process)
+        if figures != self._figures.get(worker.process):
+            self._state.events += 1
         self._figures[worker.process] = figures
 
     async def stop(self, error: SdpError) -> None:

@@ -119,7 +119,8 @@ class OnRay:
                         sent = self._sent[note.number]
                         for number in sent.numbers:
                             del self._sent[number]
-                        self._worked += note.busy_s > 0
+                        if note.busy_s > 0:
+                            self._worked += 1
                         self._busy_s += note.busy_s
                         yield sent.key, note, rows
                 result = self._results.get_nowait()
@@ -226,6 +227,7 @@ def _hand_over(done: "Future[Any]", future: "Future[Any]") -> None:
 
 
 def _dataset(stages: "ObjectRef[Stages]", placement: Placement, desk: Any, *, prepares: bool) -> Any:
+    """Return the dataset that takes the desk's pieces through their preparation, if any, and the workers."""
     # A dataset whose driver was killed keeps its share of the cluster for this long. Online, the driver is an actor,
     # which lacks the variables that cluster.connect sets.
     os.environ.setdefault("RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S", "30")

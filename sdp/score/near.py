@@ -71,7 +71,7 @@ def partition_of(hashes: Hashes, mask: int, partitions: int) -> NDArray[np.int64
 def search(hashes: Hashes, rows: Addresses, mask: int, distance: int, *, equal: bool) -> Pairs:
     """Return pairs of near-duplicates that agree under a mask; with `equal`, also those of equal hashes.
 
-    Of rows with one hash, only one is compared with others: millions of blank pictures are one hash.
+    Only one row of each hash is compared with others: millions of blank pictures may share a hash.
     """
     if not len(hashes):
         return _joined([])

@@ -103,14 +103,17 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
         used.update(own.values())
         fresh = sorted(own.keys() - captioned)
         sources[suffix] += len(fresh)
-        for picture in fresh[:_LOOKED_AT] if suffix == TEXT else fresh:  # process reads the others from a table
+        examined = fresh[:_LOOKED_AT] if suffix == TEXT else fresh  # process reads the others from a table
+        for picture in examined:
             try:
                 lines = captions_in(_read(Path(root, own[picture])))
             except UserError as error:
                 errors.append(str(error))
                 continue
-            several += len(lines) > 1
-            sources[suffix] -= not lines
+            if len(lines) > 1:
+                several += 1
+            if not lines:
+                sources[suffix] -= 1
             if suffix == TEXT:
                 texts += lines[:1]
             else:

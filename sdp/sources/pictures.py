@@ -109,7 +109,8 @@ class Selection:
         several = self.caption if isinstance(self.caption, Mapping) else {}
         caption = self.caption if isinstance(self.caption, str) else usual
         plain = Columns(self.image, caption, self.text, several, scores=tuple(self.scores))
-        texts, numbers = plain.captions if self.text is None else (), [score.column for score in self.scores]
+        texts = plain.captions if self.text is None else ()
+        numbers = [score.column for score in self.scores]
         columns = replace(plain, tables=open_tables(f"{key}.tables", self.tables, texts, numbers, options))
         own = [name for name in columns.captions if name not in columns.joined]
         # A text beside a picture or in a tar is the one caption, whatever the column's name.

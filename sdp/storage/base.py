@@ -122,7 +122,7 @@ class Storage(ABC):
 
     @abstractmethod
     def create(self, path: str, data: Data) -> FileInfo:
-        """Write a new object. Of several writers exactly one succeeds; the others get AlreadyExists."""
+        """Write a new object. Exactly one of several writers succeeds; the others get AlreadyExists."""
 
     @abstractmethod
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:

@@ -97,7 +97,8 @@ def split_pattern(uri: str) -> tuple[str, str]:
     cut = uri.rfind("/", 0, wildcard.start())
     if uri[: cut + 1].endswith("://"):
         raise UserError(f"{uri}: a bucket cannot be a wildcard; name it")
-    return (uri[:cut] or "/") if cut >= 0 else ".", uri[cut + 1 :]
+    base = (uri[:cut] or "/") if cut >= 0 else "."
+    return base, uri[cut + 1 :]
 
 
 def translate(pattern: str) -> re.Pattern[str]:

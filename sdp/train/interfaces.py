@@ -21,7 +21,9 @@ def choose_interface(
 
     gloo's own choice is by the host's name, which can be the loopback interface in a pod.
     """
-    for name, own in _interfaces() if interfaces is None else interfaces:
+    if interfaces is None:
+        interfaces = _interfaces()
+    for name, own in interfaces:
         if own == address:
             environ.setdefault("GLOO_SOCKET_IFNAME", name)
             environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=" it is a prefix

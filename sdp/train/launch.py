@@ -75,7 +75,8 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
             with _follow_attempt(board, lease, plan, more):
                 error = _attempt({**loop_config, "pool": pool}, trainers, workers)
             report: WorkerReport = ray.get(board.report.remote(None if error is None else _cause(error)))
-            failures += error is not None and not _was_preempted(error)
+            if error is not None and not _was_preempted(error):
+                failures += 1
             if report.fatal is not None or failures > config.max_failures:
                 folder.record("gave_up", failures=report.failures)
                 raise report.fatal or SdpError(_gave_up(config, report)) from error

@@ -146,6 +146,7 @@ class EncoderPool:
         return self._error is not None
 
     async def _encoded(self, data_slice: Slice | None, turn: int) -> "list[ObjectRef[pa.Table]]":
+        """Return references to a slice's rows; one that kills encoders is divided until its row is alone."""
         request = _Request(turn, next(self._numbers), data_slice)
         request.result.set_running_or_notify_cancel()  # so that a trainer that is gone does not cancel it
         self._open[request.number] = request

@@ -256,7 +256,7 @@ def _needed(config: TrainConfig) -> tuple[str, ...]:
 def _check_validation(config: TrainConfig, model: ModelSource) -> None:
     """Check that the validation rows exist, and were encoded by the same model."""
     source, options = config.evaluate.source, config.storage.options()
-    if config.evaluate.every_steps is None or source is None:  # without one, of the rows that are held out
+    if config.evaluate.every_steps is None or source is None:  # then no rows, or held-out ones
         return
     dataset = open_dataset(open_storage(source, options), "latents")
     latents = open_latents(dataset, config.data.resolution)

@@ -20,7 +20,7 @@ def settled(config: TrainConfig) -> tuple[TrainConfig, ...]:
     """Return the configuration of each phase: absolute URIs, then the model's prediction, then prices by the hour."""
     config = _absolute(config)
     objective = config.objective.replaced(prediction=_prediction(config))
-    return config.replaced(objective=objective, lora=_begun(config), prices=_known_prices(config)).phases
+    return config.replaced(objective=objective, lora=_with_targets(config), prices=_known_prices(config)).phases
 
 
 def with_hours(phase: TrainConfig, earlier: TrainState) -> TrainConfig:
@@ -98,7 +98,7 @@ def _prediction(config: TrainConfig) -> str:
     return str(own)
 
 
-def _begun(config: TrainConfig) -> LoraConfig:
+def _with_targets(config: TrainConfig) -> LoraConfig:
     """Return the LoRA's configuration, by default with the layers of the file that it begins with."""
     lora, usual = config.lora, LoraConfig()
     if lora.start_from is None:

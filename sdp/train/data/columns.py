@@ -176,7 +176,8 @@ def _numbers_a_row(file: pq.ParquetFile, field: pa.Field, uri: str) -> tuple[int
         raise DatasetError(
             f"{uri}: column {field.name} is {field.type}, expected bytes, lists or tensors of numbers ({error})"
         ) from error
-    return len(values), "i" if len(values) and pa.types.is_integer(values.type) else "f"
+    kind = "i" if len(values) and pa.types.is_integer(values.type) else "f"
+    return len(values), kind
 
 
 def _first_rows(file: pq.ParquetFile, name: str) -> pa.ChunkedArray:

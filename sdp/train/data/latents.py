@@ -143,7 +143,7 @@ class GroupReader:
 
     def rows(self, row_group: int) -> Rows:
         """Return the rows of a row group, without their weights."""
-        whole = self._whole(row_group)
+        whole = self._all_rows(row_group)
         into = empty_rows(len(whole), self.dataset.columns)
         self.read([whole], into, np.arange(len(whole)))
         return into
@@ -167,12 +167,12 @@ class GroupReader:
 
     def buckets(self, row_group: int) -> NDArray[np.int16]:
         """Return the bucket of each row of a row group."""
-        values: NDArray[np.int16] = self._table(self._whole(row_group), [BUCKET])[BUCKET].to_numpy()
+        values: NDArray[np.int16] = self._table(self._all_rows(row_group), [BUCKET])[BUCKET].to_numpy()
         return values
 
     def addresses(self, row_group: int) -> Ints:
         """Return the addresses of a row group, without reading its items."""
-        whole = self._whole(row_group)
+        whole = self._all_rows(row_group)
         return self._addresses(whole, self._table(whole, []) if self.dataset.addressed else None)
 
     def _addresses(self, row_range: RowRange, table: pa.Table | None) -> Ints:
@@ -182,7 +182,7 @@ class GroupReader:
         rows: Ints = table["row"].to_numpy()
         return rows
 
-    def _whole(self, row_group: int) -> RowRange:
+    def _all_rows(self, row_group: int) -> RowRange:
         return RowRange(row_group, 0, int(self.dataset.row_groups.rows[row_group]))
 
     def _table(self, row_range: RowRange, names: list[str]) -> pa.Table:

@@ -54,7 +54,7 @@ class Mixture:
         """
         if len(self.sizes) == 1:
             return [MixtureSpan(0, epoch, start, min(stop, self.rows))]
-        begins, ends = self._upto(start), self._upto(min(stop, self.rows))
+        begins, ends = self._counts_before(start), self._counts_before(min(stop, self.rows))
         spans = []
         for dataset, (first, consumed, size) in enumerate(self._places(epoch, places)):
             at, last = consumed + int(begins[dataset]), consumed + int(ends[dataset])
@@ -68,7 +68,7 @@ class Mixture:
     def after(self, epoch: int, places: Sequence[DatasetPosition] = ()) -> tuple[DatasetPosition, ...]:
         """Return where the datasets are at the end of an epoch."""
         ends = []
-        for place, taken in zip(self._places(epoch, places), self._upto(self.rows).tolist(), strict=True):
+        for place, taken in zip(self._places(epoch, places), self._counts_before(self.rows).tolist(), strict=True):
             first, consumed, size = place
             passes, position = divmod(consumed + taken, size)
             ends.append((first + passes, position, size))
@@ -77,14 +77,14 @@ class Mixture:
     def _places(self, epoch: int, places: Sequence[DatasetPosition]) -> list[DatasetPosition]:
         """Return where the datasets are at the beginning of an epoch; one that has changed begins a new pass."""
         if not places:
-            per_epoch = self._upto(self.rows).tolist()
+            per_epoch = self._counts_before(self.rows).tolist()
             places = [(*divmod(epoch * taken, size), size) for taken, size in zip(per_epoch, self.sizes, strict=True)]
         return [
             (number, consumed, size) if rows == size or not consumed else (number + 1, 0, size)
             for (number, consumed, rows), size in zip(places, self.sizes, strict=True)
         ]
 
-    def _upto(self, position: int) -> NDArray[np.int64]:
+    def _counts_before(self, position: int) -> NDArray[np.int64]:
         """Return the number of positions before this one that belong to each dataset."""
         rounds, rest = divmod(position, len(self._pattern))
         counts: NDArray[np.int64] = rounds * self._counts[-1] + self._counts[rest]

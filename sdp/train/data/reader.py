@@ -94,6 +94,7 @@ class Reader:
         return prefetched(batches, self.ahead, self.device) if self.ahead else batches
 
     def _batches(self, epoch: int, start: EpochStart, route: Route) -> Generator[Batch]:
+        """Yield the batch of each step; load a lane's windows up to the step, and give back those behind it."""
         steps, ahead = tee(self.plan.steps(epoch, start, route))
         buffers = Buffers()
         held: defaultdict[tuple[int, int], deque[tuple[Window, Rows]]] = defaultdict(deque)

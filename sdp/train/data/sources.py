@@ -104,7 +104,8 @@ def _open_sources(config: TrainConfig, *, write: Callable[[], None] | None, newe
     options, resolution, holdout = config.storage.options(), config.data.resolution, config.data.holdout
     first = MixedSource(uri=config.source.uri, weight=1.0, columns=config.source.columns)
     for number, source in enumerate([first, *config.source.also]):
-        uri, weight, columns, limit = source.uri, source.weight, source.columns, None if number else config.limit
+        uri, weight, columns = source.uri, source.weight, source.columns
+        limit = config.limit if number == 0 else None
         if columns.latents is None or _has_manifest(uri, config):
             dataset = open_pinned(config, number, uri, "latents", newest=newest, write=write)
             latents = open_latents(dataset, resolution, limit, columns)
