@@ -166,13 +166,18 @@ def _end_late() -> None:
 def _end_at_once(number: int) -> None:
     """Print which signal ended the command, and end the process without unwinding its stack."""
     clean_up()
-    _leave([_stopped(signal.Signals(number).name, sys.argv[1:], [])])
+    code = _stopped(signal.Signals(number).name, sys.argv[1:], [])
+    _unwound.set()
+    _leave([code])
 
 
 def _give_up(number: signal.Signals) -> None:
     """End a command whose cleanup does not end."""
     if not _unwound.is_set():
-        _stopped(number.name, sys.argv[1:], [])
+        # In a thread: whoever should read it may be gone, or read no more.
+        printing = threading.Thread(target=_stopped, args=(number.name, sys.argv[1:], []), daemon=True)
+        printing.start()
+        printing.join(1)
     os._exit(128 + number)
 
 

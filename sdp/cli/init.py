@@ -209,8 +209,8 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
 
 
 def _drawn(captions: Iterable[str]) -> dict[str, Any]:
-    """Return the key of generate for some captions, cut to what a text encoder reads of them."""
-    prompts = [caption[:_PROMPT].replace("\0", " ") for caption in captions]
+    """Return the key of generate for some captions, cut and without what it would refuse."""
+    prompts = [caption[:_PROMPT].replace("\0", " ") for caption in captions if caption.strip()]
     return {"prompts": prompts} if prompts else {}
 
 

@@ -15,7 +15,8 @@ WRITABLE = ("file", "s3", "gs")
 
 # Parameters that carry a credential; a configuration is saved with every output.
 _SECRET = re.compile(
-    r".*(token|secret|passw).*|api_?key|key|auth(orization)?|sig(nature)?|awsaccesskeyid|x-(amz|goog)-(credential|signature)",
+    r"(.*[-_])?(token|secret|password|passwd|pwd|credential|signature|sig|jwt)|auth(orization)?"
+    r"|(.*[-_])?(api|access|private|subscription)[-_]?key([-_]?id)?|awsaccesskeyid",
     re.IGNORECASE,
 )
 _ELSEWHERE = "set them in the environment, since configurations are saved with every output"
@@ -56,7 +57,7 @@ def _check(value: str, schemes: tuple[str, ...]) -> str:
     except ValueError as error:
         raise problem("a URI", repr(value), str(error)) from None
     # The value is not repeated, since messages are logged.
-    parameters = (name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}"))
+    parameters = [name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}") if scheme in ("http", "https")]
     if "@" in parts.netloc or any(map(_SECRET.fullmatch, parameters)):
         raise problem("a URI without credentials", f"one with them ({scheme}://…)", _ELSEWHERE)
     if scheme != "file" and not parts.netloc:

@@ -273,8 +273,8 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
     if len({pa.types.is_decimal(kind) for kind in kinds}) > 1:
         return None
-    if len({tuple(sorted(field.name for field in kind)) for kind in kinds if pa.types.is_struct(kind)}) > 1:
-        return None
+    if len({kind.get_field_index("bytes") < 0 for kind in kinds if pa.types.is_struct(kind)}) > 1:
+        return None  # of images, and of their paths alone
     try:
         schemas = [pa.schema([("column", kind)]) for kind in (one, other)]
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type

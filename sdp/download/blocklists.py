@@ -18,7 +18,7 @@ SortedKeys = npt.NDArray[np.uint64]
 
 _LONGEST_LINE = 16_384
 _LARGEST_FILE = 4 << 30
-_DOMAIN = re.compile(r"\[[^]\s]+\]|[^\s/:?#@\\]+")
+_DOMAIN = re.compile(r"http://(\[[^]\s]+\]|[^\s/:?#@\\]*)/")
 _NONE = np.zeros(0, np.uint64)
 
 
@@ -46,7 +46,7 @@ def load(config: BlocklistsConfig, options: StorageOptions | None = None) -> Blo
     return Blocklists(
         urls=_keys(key64(_url(entry, entry, "a URL", where).text) for where, entry in _entries(config.urls, options)),
         domains=frozenset(
-            _url(f"http://{_host(entry)}/", entry, "a domain", where).host
+            _url(f"http://{entry.lstrip('.*').removesuffix('/')}/", entry, "a domain", where).host
             for where, entry in _entries(config.domains, options)
         ),
         hashes=_keys(_hash_key(entry, where) for where, entry in _entries(config.sha256, options)),
@@ -75,17 +75,13 @@ def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tu
                     yield f"{uri}:{number}", text
 
 
-def _host(entry: str) -> str:
-    """Return a domain or address without leading dots and stars; an invalid host for any other text."""
-    host = entry.lstrip(".*")
-    return host if _DOMAIN.fullmatch(host) else " "
-
-
 def _url(text: str, entry: str, expected: str, where: str) -> Url:
     """Parse the URL that an entry is, or stands for."""
     try:
         if "\t" in text:  # which would be left out
-            raise BadUrl("a tab in it")
+            raise BadUrl("it has a tab")
+        if expected == "a domain" and not _DOMAIN.fullmatch(text):
+            raise BadUrl("it is more than that")
         return parse(text)
     except BadUrl as error:
         raise UserError(f"{where}: expected {expected}, got {entry[:80]!r} ({error}); correct the line") from None

@@ -22,9 +22,8 @@ _CACHE_BYTES, _SITE_BYTES, _RULE_BYTES = 32_000_000, 1_000, 60
 """Memory for the rules of all sites, and what a site and a rule take of it beside the rule's text."""
 _MOST_PIECES = 3_000
 """Pieces between the wildcards of a robots.txt: each is searched for in each URL, and MAX_BYTES can hold 500,000."""
-_ABSENT = ("empty", "redirects", "http_status 4")
-_BUSY = "http_status 429"
-"""Beginnings of the failures that mean a site without rules, and of the one among them that does not."""
+_ABSENT = re.compile(r"empty|redirects|http_status 4(?!29)")
+"""The beginning of a failure that means a site without rules; 429 means one that is busy."""
 _FIELDS = {
     **dict.fromkeys(("user-agent", "useragent", "user agent"), "agent"),
     **dict.fromkeys(("disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"), "disallow"),
@@ -63,8 +62,7 @@ class Robots:
         """Cache a site's rules: all allowed where it has no robots.txt, nothing where that cannot be read."""
         rules: _Rules | Failure
         size = _SITE_BYTES
-        fault = "" if failure is None else f"{failure.reason} {failure.detail}"
-        if failure is None or (fault.startswith(_ABSENT) and not fault.startswith(_BUSY)):
+        if failure is None or _ABSENT.match(f"{failure.reason} {failure.detail}"):
             rules = _Rules(_patterns(text.decode("utf-8-sig", "replace"), self._agent))
             size += rules.size
             if rules.pieces > _MOST_PIECES:

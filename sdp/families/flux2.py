@@ -172,6 +172,9 @@ class _Chat:
     def padding(self) -> Any:
         return self.tokenizer.padding
 
+    def get_vocab(self) -> dict[str, int]:
+        return self.tokenizer.get_vocab()
+
     def encode_batch_fast(self, captions: Sequence[str]) -> Any:
         return self.tokenizer.encode_batch_fast([f"{_BEFORE}{caption}{_AFTER}" for caption in captions])
 

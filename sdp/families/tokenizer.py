@@ -40,8 +40,8 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     def load(folder: Path) -> "Tokenizer":
         tokenizer: Tokenizer = of(path).load_tokenizer(folder)
-        known = _read(path / "text_encoder/config.json").get("vocab_size")
-        if isinstance(known, int) and (highest := max(tokenizer.get_vocab().values())) >= known:
+        known = _embeddings(path / "text_encoder/config.json")
+        if known is not None and (highest := max(tokenizer.get_vocab().values())) >= known:
             raise ModelError(
                 f"{folder}: has the id {highest:,}, but text_encoder has {known:,} embeddings; restore the tokenizer "
                 "that belongs to it"
@@ -49,6 +49,15 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         return tokenizer
 
     return _explained(path / "tokenizer", load)
+
+
+def _embeddings(config: Path) -> int | None:
+    """Return the number of a text encoder's embeddings, if its configuration says it."""
+    try:
+        size = _read(config).get("vocab_size")
+    except (AttributeError, ValueError, RecursionError):  # loading the network says what is wrong
+        return None
+    return size if type(size) is int else None
 
 
 def load_clip_tokenizer(folder: Path) -> "Tokenizer":

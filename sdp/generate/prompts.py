@@ -114,11 +114,11 @@ def _read_file(
 ) -> Iterator[tuple[Prompt, bool]]:
     """Yield a file's prompts, and whether the image that each describes has been taken down."""
     options = config.storage.options()
-    data = open_source(file.uri, options)
-    is_parquet = data.read(len(_MAGIC)) == _MAGIC
-    data.seek(0)
-    if not is_parquet:
-        return ((prompt, False) for prompt in _text(file.uri, data.read()))
+    with open_source(file.uri, options) as data:
+        beginning = data.read(len(_MAGIC))
+        if beginning != _MAGIC:
+            text = beginning + data.read()
+            return ((prompt, False) for prompt in _text(file.uri, text))
     gone = taken_down(_PART.sub("", file.uri)) if _PART.search(file.uri) else BitMap64()
     return _parquet(file.uri, options, config.source.caption_column, gone)
 

@@ -133,7 +133,7 @@ def _diffusers(kind: Any, path: Path, part: str) -> Any:
 
 
 def _hub_kernel(config: Any) -> str | None:
-    """Return the first key, at any depth, by which transformers would load code of the model hub."""
+    """Return a key, at any depth, by which transformers would load code of the model hub."""
     ahead = [config]
     while ahead:
         value = ahead.pop()
@@ -202,9 +202,8 @@ def explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelError(
-            f"{folder}: cannot be loaded ({one_line(error, 200)}); compare it with the original"
-        ) from error
+        remedy = "install what it needs" if isinstance(error, ImportError) else "compare it with the original"
+        raise ModelError(f"{folder}: cannot be loaded ({one_line(error, 200)}); {remedy}") from error
 
 
 def _frozen(model: Any, device: "torch.device | str") -> Any:

@@ -99,7 +99,7 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
     trained, frozen, rank = parameters, 0, config.lora.rank
     if rank is not None:
         unet, per_rank = place.family.parameters["unet"], known["lora_per_rank"]
-        trained = rank * sum(per_rank[name] for name in networks)  # of the default targets: lora.targets is ignored
+        trained = rank * sum(per_rank[name] for name in networks)  # as if lora.targets were the default
         frozen = itemsize * unet + _FP32 * (parameters - unet)
         fixed = 0.0  # a frozen denoiser is in the precision already, so autocast makes no copies
     shares = place.workers if sharded else 1

@@ -114,10 +114,13 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 def give_up(message: str) -> NoReturn:
     """End this process, whose main thread may hang inside Ray, with an error line and exit code 1."""
-    console.say(f"sdp: {message}", level="error")  # first, since Ray's core may end the process meanwhile
-    clean_up()
-    kill()
-    os._exit(1)
+    try:
+        console.say(f"sdp: {message}", level="error")  # first, since Ray's core may end the process meanwhile
+    finally:
+        lost.end()
+        clean_up()
+        kill()
+        os._exit(1)
 
 
 def is_local() -> bool:

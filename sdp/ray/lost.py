@@ -170,6 +170,12 @@ def watch(*, local: bool, give_up: Callable[[str], NoReturn]) -> None:
         _watch.begin(local=local, give_up=give_up)
 
 
+def end() -> None:
+    """Print nothing more about this driver, which has said why it ends."""
+    if _watch is not None:
+        _watch.end()
+
+
 def signalled() -> None:
     """Print nothing about a driver that was asked to end while it connects: its Ray has got the signal, too."""
     if _watch is not None and not _watch.looks:

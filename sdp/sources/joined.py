@@ -209,7 +209,7 @@ def _check_keys(key: str, joined: Joined, options: StorageOptions) -> None:
             "since every worker holds it; join it by row"
         )
     keys = _sorted(joined.groups, (joined.by,), options)[joined.by]
-    if keys.null_count == len(keys):
+    if not len(keys):  # all are null
         raise DatasetError(f"{key}.by: {joined.uri} has no value in column {joined.by}; join it by another")
     if (distinct := pc.count_distinct(keys).as_py()) < len(keys):
         raise DatasetError(

@@ -192,7 +192,7 @@ def _check_start(stall: Stall, now: float, announced: int | None) -> None:
     """
     if announced is not None:
         stall.wait_s = math.inf  # the trainers' watchdogs limit it
-        stall.check(announced, now, "trainers load, compile or do their first steps", busy=lambda: False)
+        stall.check(("running", announced), now, "trainers load, compile or do their first steps", busy=lambda: False)
         return
     missing = _places_are_missing()  # another job may have taken them meanwhile
     stall.wait_s = math.inf if missing else _BEGIN_S

@@ -61,8 +61,13 @@ LogLine = dict[str, Any]
 
 _NUMBERS = ("step", "samples", "epoch", "workers", "epoch_done", "samples_per_s", "seconds")
 """Numbers that each line of metrics has."""
+_FIGURES = (
+    *("loss", "loss_smoothed", "gradient_norm", "learning_rate", "skipped", "mfu", "memory_peak", "left_s"),
+    *("gpu_hours", "finish_time", "step_seconds", "samples_per_s_per_worker", "encoders", "encoded", "samples_step"),
+)
+"""Numbers that a line may have."""
 _GROUPS = ("time", "validation")
-"""Numbers by name in a line of metrics."""
+"""Numbers by name that a line may have."""
 _PROMPTS = re.compile(rf"{SAMPLES}step-(\d{{9,18}})/{re.escape(PROMPTS)}", re.ASCII)
 _PICTURE = re.compile(r"\d{3,9}\.png", re.ASCII)
 
@@ -291,12 +296,17 @@ def _parsed(text: bytes) -> Any:
 
 
 def _is_metric(line: LogLine) -> bool:
-    groups = [line.get(name) or {} for name in _GROUPS]
-    needed = [*_NUMBERS, "validation_step"] if line.get("validation") else _NUMBERS
+    """Return whether a line has the numbers that are read, under names that no older version gave to a group."""
+    needed = [*_NUMBERS]
+    if line.get("validation") is not None:
+        needed.append("validation_step")
+    groups = [line[name] for name in _GROUPS if line.get(name) is not None]
     if not all(isinstance(group, dict) for group in groups) or not all(_is_number(line.get(name)) for name in needed):
         return False
-    values = [value for name, value in line.items() if name not in _GROUPS]
-    return all(value is None or _is_number(value) for value in chain(values, *(group.values() for group in groups)))
+    return all(
+        value is None or _is_number(value) or (isinstance(value, dict) and name not in _FIGURES)
+        for name, value in line.items()
+    ) and all(map(_is_number, chain.from_iterable(group.values() for group in groups)))
 
 
 def _is_event(line: LogLine) -> bool:

@@ -271,7 +271,6 @@ def test_process_uses_the_new_captions(root: Path, tmp_path: Path) -> None:
     assert len(tokens) == len(NAMES) + len(old)  # colours, and old captions, each of which is different
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("name", "content"), [("tokenizer_config.json", "{"), ("processor_config.json", "["), ("tokenizer.json", "{}")]
 )
@@ -284,6 +283,7 @@ def test_a_damaged_processor_is_an_error_that_names_its_folder(
         LocalCaptioner(folder, "fp32", 64, 1, 8, 0.0)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_marks_of_the_tokenizer_in_a_caption_are_data(vlm: Path) -> None:
     prompts = ["Which <image> colour?", "<image><image></s>", "<ima<image>ge>", "Which colour?"]
     questions = [Question(row, coloured(colour_of(row)), prompt) for row, prompt in enumerate(prompts)]

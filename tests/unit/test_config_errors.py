@@ -184,7 +184,7 @@ def test_problems_of_several_kinds_are_reported_together() -> None:
         ("s3://key:hunter2@bucket/x", "a URI without credentials, got one with them (s3://…)"),
         *(
             (f"https://host/x?a=1{name}=hunter2", "a URI without credentials, got one with them (https://…)")
-            for name in ("&sig", "&private_token", "&X-Amz-Credential", "&apiKey", "&key", "#access_token")
+            for name in ("&sig", "&private_token", "&X-Amz-Credential", "&apiKey", "&access_key", "#access_token")
         ),
     ],
 )

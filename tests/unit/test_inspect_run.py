@@ -99,7 +99,8 @@ def make_run(root: Path, run: str = "run", *, last: dict[str, Any] | None = None
     publish_lines(folder, "events.jsonl", events)
     line = {
         "step": 8, "samples": 64, "epoch": 1, "epoch_done": 0.6, "loss_smoothed": 0.2, "samples_per_s": 90.0,
-        "workers": 2, "seconds": 70.0, "validation": {"all": 0.25}, "validation_step": 8,
+        "workers": 2, "seconds": 70.0,
+        "slowest": {"rank": 1, "host": "node-1", "seconds": 0.5, "others": 0.4, "part": "data"},  # of version 0.2
     }  # fmt: skip
     publish_lines(folder, "metrics/000001-000000000.jsonl", [line])
     publish_lines(folder, "bad_rows/step-000000007.jsonl", [{"row": 3, "reason": "undecodable"}] * 2)

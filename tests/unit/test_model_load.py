@@ -18,7 +18,7 @@ from sdp.errors import ModelError
 from sdp.families import KnownModel
 from sdp.families.classes import network_class
 from sdp.families.sd import SD, SD1, SD2
-from sdp.families.tokenizer import load_tokenizer
+from sdp.families.tokenizer import load_tokenizer, tokens_of
 from sdp.model import latents, load
 from sdp.model.single_file import _unet
 from sdp.model.sources import resolve
@@ -243,6 +243,11 @@ def test_weights_that_are_not_safetensors_are_named_with_the_reason(
     file.write_bytes(content)
     with pytest.raises(ModelError, match=rf"^{file}: cannot be loaded \(.*{reason}.*\); compare it with the original$"):
         LOADERS[part.partition("/")[0]](copy)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("tiny", 77), ("tiny-prx", 32), ("tiny-klein", 512)])
+def test_the_tokenizer_of_each_family_fits_its_text_encoder(name: str, tokens: int) -> None:
+    assert tokens_of(load_tokenizer(resolve(f"builtin:{name}").path)) == tokens
 
 
 def test_a_tokenizer_with_ids_that_the_text_encoder_lacks_is_refused(copy: Path) -> None:

@@ -62,6 +62,7 @@ WAIT = "threading.Event().wait(30)"
         (f"raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on this node was lost"),
         # While the lease is released, Ray's core ends the process.
         (f"lost.cleanups.insert(0, lambda: os._exit(1)); raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on"),
+        (f"lost.cleanups.append(lambda: os._exit(1)); raylet.kill(); {WAIT}", 1, "sdp: process: Ray's raylet on"),
         (f"gcs.close(); {WAIT}", 1, "sdp: process: Ray's head (GCS) was lost"),
     ],
 )

@@ -131,7 +131,7 @@ def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
 
 def test_damaged_lines_are_skipped_and_reported(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
     good = [json.dumps(line(step)).encode() for step in (10, 30)]
-    odd = [{"validation": {"all": 1.0}}, {"validation": 5}, {"time": {"data": "x"}}, {"mfu": {"a": 1}}]
+    odd = [{"validation": {"all": 1.0}}, {"validation": 5}, {"time": {"data": None}}, {"mfu": {"a": 1}}]
     wrong = [json.dumps(line(20) | value).encode() for value in odd]
     torn = b"\n".join([good[0], b'{"step": "20"}', b"[]", b"\xff", *wrong, good[1], b'{"step": 4'])
     run.storage.publish("metrics/000001-000000000.jsonl", torn)

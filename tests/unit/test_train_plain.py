@@ -109,7 +109,7 @@ def test_a_column_that_is_not_what_it_should_be_is_told(tmp_path: Path, columns:
     [
         (">f2", "[4, 8, 8]"), ("O", "[4, 8, 8]"), ("int16", "[4, 8, 8]"), ("float64", "[1, 8, 8]"), ("float16", "4"),
         ("float16", "[-4, -8, 8]"), ("float16", "[4.0, 8, 8]"), ("float16", '["4", 8, 8]'), ("float16", "[[4, 8, 8]]"),
-        ("float16", "[" * 100_000),
+        ("float16", "[" * 100_000), ("float16", "[]"), ("float16", "{}"),
     ],
 )  # fmt: skip
 def test_metadata_that_describes_no_latents_is_refused_with_the_file(tmp_path: Path, dtype: str, shape: str) -> None:
@@ -117,7 +117,9 @@ def test_metadata_that_describes_no_latents_is_refused_with_the_file(tmp_path: P
     schema = pa.schema([field, pa.field("caption_ids", pa.list_(pa.int64()))])
     (tmp_path / "latents").mkdir()
     pq.write_table(pa.table([[bytes(512)], [[0] * 77]], schema=schema), tmp_path / "latents/a.parquet")
-    with pytest.raises(DatasetError, match=r"a\.parquet: column latents_64 has no shape and dtype in its metadata \("):
+    with pytest.raises(
+        DatasetError, match=r"a\.parquet: column latents_64: its metadata does not describe its rows \("
+    ):
         batches(tmp_path, latents="latents_{resolution}")
 
 

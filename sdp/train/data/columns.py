@@ -153,13 +153,15 @@ def _describe_field(field: pa.Field, uri: str, dtypes: Sequence[str]) -> Column:
         dtype = np.dtype(metadata[b"dtype"].decode())
         listed = json.loads(metadata[b"shapes"]) if of_buckets else [json.loads(metadata[b"shape"])]
         shapes = tuple(map(tuple, listed))
-        if not shapes or any(type(side) is not int or side < 1 for shape in shapes for side in shape):
+        if not all((shapes, *shapes)) or any(type(side) is not int or side < 1 for shape in shapes for side in shape):
             raise ValueError(f"shape {listed}")
         if dtype.name not in dtypes or not dtype.isnative:
             raise ValueError(f"dtype {dtype}, not {' or '.join(dtypes)}")
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         cause = one_line(error, 200)
-        raise DatasetError(f"{uri}: column {field.name} has no shape and dtype in its metadata ({cause})") from error
+        raise DatasetError(
+            f"{uri}: column {field.name}: its metadata does not describe its rows ({cause}); write dtype and shape"
+        ) from error
     if of_buckets:
         return Column(field.name, max(shapes, key=np.prod), dtype, field.name, shapes=shapes)
     column = Column(field.name, shapes[0], dtype, field.name)
