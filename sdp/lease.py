@@ -133,7 +133,7 @@ class Lease:
         """Start the heartbeat of a record that `acquire` has created."""
         self.generation = record.generation
         self._storage, self._etag = storage, etag
-        self._record, self._held_message = record, Generation(storage, record.generation)
+        self._record, self._held = record, Generation(storage, record.generation)
         self._lost: LeaseLost | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease-{record.generation}", daemon=True)
@@ -184,7 +184,7 @@ class Lease:
     def confirm(self) -> None:
         """Do the same, and ask the storage, before a write over another job's file."""
         self.check()
-        self._held_message.check()
+        self._held.check()
 
     def release(self) -> None:
         """Let the next job begin at once. May be called more than once."""
@@ -233,7 +233,7 @@ class Lease:
         except Conflict:  # or an earlier heartbeat was written, and its response lost
             etag, stored = self._storage.etag(path), Record.load(_read(self._storage, self.generation))
             if stored is not None and stored.token != record.token:
-                raise self._held_message.lost(
+                raise self._held.lost(
                     f"the output was deleted, and another job has created generation {self.generation}"
                 ) from None
             self._etag = self._storage.swap(path, content, etag).etag
