@@ -121,7 +121,7 @@ def test_ray_train_has_the_figures_of_each_checkpoint_and_says_how_to_watch_them
         run_config.callbacks = [NoteReports(notes)]
         return trainer_class(*arguments, run_config=run_config, **options)
 
-    monkeypatch.setattr(internals, "trainer", lambda: watched)
+    monkeypatch.setattr(internals, "trainer_class", lambda: watched)
     state = run(config(root, max_steps=6, checkpoint__every_steps=2, scaling__num_workers=2)).state
     reports = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [[worker["step"] for worker in report] for report in reports] == [[2, 2], [4, 4], [6, 6], [6, 6]]
