@@ -12,13 +12,13 @@ import numpy.typing as npt
 from sdp.config.download import BlocklistsConfig
 from sdp.errors import UserError
 from sdp.storage import StorageOptions, open_source
-from sdp.urls import BadUrl, Url, key64, parents, parse
+from sdp.urls import BadUrl, key64, parents, parse
 
 SortedKeys = npt.NDArray[np.uint64]
 
 _LONGEST_LINE = 16_384
 _LARGEST_FILE = 4 << 30
-_DOMAIN = re.compile(r"http://(\[[^]\s]+\]|[^\s/:?#@\\]*)/")
+_DOMAIN = re.compile(r"\[[^]\s]+\]|[^\s/:?#@\\]*")
 _NONE = np.zeros(0, np.uint64)
 
 
@@ -44,11 +44,8 @@ class Blocklists:
 def load(config: BlocklistsConfig, options: StorageOptions | None = None) -> Blocklists:
     """Read all lists; an invalid entry is an error that names its line."""
     return Blocklists(
-        urls=_keys(key64(_url(entry, entry, "a URL", where).text) for where, entry in _entries(config.urls, options)),
-        domains=frozenset(
-            _url(f"http://{entry.lstrip('.*').removesuffix('/')}/", entry, "a domain", where).host
-            for where, entry in _entries(config.domains, options)
-        ),
+        urls=_keys(_url_key(entry, where) for where, entry in _entries(config.urls, options)),
+        domains=frozenset(_domain(entry, where) for where, entry in _entries(config.domains, options)),
         hashes=_keys(_hash_key(entry, where) for where, entry in _entries(config.sha256, options)),
     )
 
@@ -75,23 +72,34 @@ def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tu
                     yield f"{uri}:{number}", text
 
 
-def _url(text: str, entry: str, expected: str, where: str) -> Url:
-    """Parse the URL that an entry is, or stands for."""
+def _url_key(entry: str, where: str) -> int:
     try:
-        if "\t" in text:  # which would be left out
-            raise BadUrl("it has a tab")
-        if expected == "a domain" and not _DOMAIN.fullmatch(text):
-            raise BadUrl("it is more than that")
-        return parse(text)
+        if "\t" in entry:
+            raise BadUrl("it has a tab")  # which would be left out
+        return key64(parse(entry).text)
     except BadUrl as error:
-        raise UserError(f"{where}: expected {expected}, got {entry[:80]!r} ({error}); correct the line") from None
+        raise _refusal(entry, where, "a URL", f" ({error})") from None
+
+
+def _domain(entry: str, where: str) -> str:
+    host = entry.lstrip(".*").removesuffix("/")
+    try:
+        if not _DOMAIN.fullmatch(host):
+            raise BadUrl("it is more than that")
+        return parse(f"http://{host}/").host
+    except BadUrl as error:
+        raise _refusal(entry, where, "a domain", f" ({error})") from None
 
 
 def _hash_key(entry: str, where: str) -> int:
     digits = entry.lower().split()[0]
     if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
-        raise UserError(f"{where}: expected a SHA-256 of 64 hexadecimal digits, got {entry[:80]!r}; correct the line")
+        raise _refusal(entry, where, "a SHA-256 of 64 hexadecimal digits")
     return int(digits[:16], 16)
+
+
+def _refusal(entry: str, where: str, expected: str, cause: str = "") -> UserError:
+    return UserError(f"{where}: expected {expected}, got {entry[:80]!r}{cause}; correct the line")
 
 
 def _keys(keys: Iterable[int]) -> SortedKeys:
