@@ -185,15 +185,8 @@ def _with_count(placement: Placement, trainers: Place, lease: Lease) -> Placemen
     return replace(placement, least=count, most=count)
 
 
-def _check_start(stall: Stall, now: float, announced: int | None) -> None:
-    """Say each half minute that no trainer runs, or that those that run have no figures yet.
-
-    `announced` counts the messages of trainers that run. End the job if Ray has lost what starts them.
-    """
-    if announced is not None:
-        stall.wait_s = math.inf  # the trainers' watchdogs limit it
-        stall.check(("running", announced), now, "trainers load, compile or do their first steps", busy=lambda: False)
-        return
+def _check_start(stall: Stall, now: float) -> None:
+    """Say each half minute that no trainer runs yet; end the job if Ray has lost what starts them."""
     missing = _places_are_missing()  # another job may have taken them meanwhile
     stall.wait_s = math.inf if missing else _BEGIN_S
     reason = "their places are in use" if missing else "all have places"
@@ -201,6 +194,11 @@ def _check_start(stall: Stall, now: float, announced: int | None) -> None:
         stall.check(missing, now, f"no trainer runs yet; {reason}", busy=lambda: False)
     except SdpError:
         cluster.give_up(f"train: no trainer ran within {duration(_BEGIN_S)}; {_AGAIN}")
+
+
+def _check_first_steps(stall: Stall, now: float, announced: int) -> None:
+    """Say each half minute that trainers run, and have no figures and no further message (`announced`) yet."""
+    stall.check(announced, now, "trainers load, compile or do their first steps", busy=lambda: False)
 
 
 def _places_are_missing() -> bool:
@@ -214,7 +212,7 @@ def _places_are_missing() -> bool:
 @contextmanager
 def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> Iterator[None]:
     """Show an attempt's progress, and tell the board of SIGTERM, Ctrl-C, a lost lease and room for more trainers."""
-    start = Stall("train", [])
+    start, first_steps = Stall("train", []), Stall("train", [])
     announced, ready, changed, request, stopping = 0, 0, time.monotonic(), None, False
 
     def follow() -> None:
@@ -229,8 +227,11 @@ def _follow_attempt(board: Any, lease: Lease, plan: TrainPlan, more: Place) -> I
         for message in messages:
             say(f"train: {message}")
         announced += len(messages)
+        if not begun:
+            _check_start(start, now)
+        elif line is None:
+            _check_first_steps(first_steps, now, announced)
         if line is None:
-            _check_start(start, now, announced if begun else None)
             return
         progress.update(progress_line(line, plan.last_step))
         if request is None:  # the present trainers have their places

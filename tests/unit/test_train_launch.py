@@ -39,30 +39,25 @@ def test_trainers_that_have_places_but_never_run_end_the_job(
     monkeypatch.setattr(launch, "own_groups", lambda: {"a": "PENDING"})
     start, lines = stall
     for now in range(1000):
-        launch._check_start(start, now, None)
+        launch._check_start(start, now)
     assert lines[0] == "train: no progress for 1:00 (no trainer runs yet; their places are in use)"
     monkeypatch.setattr(launch, "own_groups", lambda: {"a": "CREATED"})
     for now in range(1000, 1330):
-        launch._check_start(start, now, None)
+        launch._check_start(start, now)
     assert lines[-1].endswith("(no trainer runs yet; all have places)")
     with pytest.raises(SystemExit, match=r"^train: no trainer ran within 5:00; run the same command again"):
-        launch._check_start(start, 1330, None)
+        launch._check_start(start, 1330)
 
 
-def test_trainers_that_run_and_have_no_figures_yet_are_reported_and_not_ended(
-    stall: tuple[Stall, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "own_groups", lambda: {"a": "CREATED"})
-    start, lines = stall
-    for now in range(10):
-        launch._check_start(start, now, None)
+def test_trainers_that_run_and_have_no_figures_yet_are_reported_and_not_ended(stall: tuple[Stall, list[str]]) -> None:
+    running, lines = stall
     for now in range(10, 1800):
-        launch._check_start(start, now, 0)
+        launch._check_first_steps(running, now, 0)
     assert lines[0] == "train: no progress for 1:00 (trainers load, compile or do their first steps)"
-    assert len(lines) == 58, "the first is due a minute after a trainer began"
+    assert len(lines) == 58
     lines.clear()
     for now in range(1800, 1850):
-        launch._check_start(start, now, 1)  # a graph was compiled
+        launch._check_first_steps(running, now, 1)  # a graph was compiled
     assert not lines
 
 
