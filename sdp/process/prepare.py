@@ -28,6 +28,7 @@ from sdp.model import sources
 from sdp.sources.changes import changes_of, superseded
 from sdp.sources.joined import contents_of
 from sdp.sources.pictures import Pictures, open_section
+from sdp.sources.reading import stem_of
 from sdp.storage import open_storage
 
 PART_BYTES = 256_000_000
@@ -125,8 +126,8 @@ def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, changed: bool 
         say(f"process: {changes}" if str(changes) else "process: no picture or caption has changed")
     elif str(changes):
         say(f"{changes}; {rerun('process', '--changed')} does these rows again, and takes down what is gone")
-        waiting = {uri.rpartition(".")[0] for uri in changes.captioned}  # listed once their pictures are done
-        pictures = replace(pictures, texts=tuple(t for t in pictures.texts if t.uri.rpartition(".")[0] not in waiting))
+        waiting = {stem_of(uri) for uri in changes.captioned}  # listed once their pictures are done
+        pictures = replace(pictures, texts=tuple(t for t in pictures.texts if stem_of(t.uri) not in waiting))
     output = pictures.freeze(output, limit, options, changes.renewed if changed else ())
     if changed and changes.captioned:
         dataset = open_dataset(output.storage, prepared.head.kind)

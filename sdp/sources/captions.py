@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from sdp.console import counted
 from sdp.datasets.url_tables import usual_column
 from sdp.errors import NotFound, UserError
-from sdp.sources.reading import captions_in
+from sdp.sources.reading import captions_in, stem_of
 from sdp.sources.tars import PICTURES, TEXT
 from sdp.storage import list_source
 from sdp.storage.uri import below, parse
@@ -93,13 +93,13 @@ def gather(uri: str, caption: str | None = None) -> PictureFolder | None:
     if not pictures:
         return None
     others, sources, captions = set(names).difference(pictures), Counter[str](), dict[str, str]()
-    stems, captioned, used = {_stem(name): name for name in pictures}, set[str](), set[str]()
+    stems, captioned, used = {stem_of(name): name for name in pictures}, set[str](), set[str]()
     several, texts, errors, nameless = 0, list[str](), list[str](), list[str]()
     if caption is not None:
         captions = {name: caption.replace(CLASS, _folder(root, name)) for name in pictures}
         captioned, sources["--caption"] = set(pictures), len(pictures)
     for suffix in (TEXT, TEXT.upper(), _KOHYA):
-        own = {name: file for name in pictures if (file := f"{_stem(name)}{suffix}") in others}
+        own = {name: file for name in pictures if (file := f"{stem_of(name)}{suffix}") in others}
         used.update(own.values())
         fresh = sorted(own.keys() - captioned)
         sources[suffix] += len(fresh)
@@ -194,10 +194,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
-
-
-def _stem(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _folder(root: str, name: str) -> str:

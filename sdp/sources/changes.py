@@ -14,6 +14,7 @@ from sdp.datasets.manifest import MANIFEST
 from sdp.datasets.output import Output
 from sdp.datasets.source import known_files
 from sdp.sources.pictures import Pictures
+from sdp.sources.reading import stem_of
 from sdp.storage import Storage, StorageOptions
 from sdp.storage.moved import root_of, unchanged
 
@@ -68,24 +69,19 @@ def changes_of(output: Output, pictures: Pictures, taken_down: BitMap64, options
     live = sorted(uri for uri, row in rows.items() if row not in taken_down)
     gone = [uri for uri in live if uri not in present]
     edited_texts = sorted(changed - rows.keys())
-    edited = set(map(_stem, edited_texts))
+    edited = set(map(stem_of, edited_texts))
     unedited = [uri for uri in live if uri in present and uri not in changed]
-    added = {_stem(file.uri) for file in pictures.texts if file.uri not in known and file.size}
-    with_added = [uri for uri in live if _stem(uri) in added]
+    added = {stem_of(file.uri) for file in pictures.texts if file.uri not in known and file.size}
+    with_added = [uri for uri in live if stem_of(uri) in added]
     failed = _without_caption(output.storage) if with_added and output.storage.exists(MANIFEST) else BitMap64()
     return Changes(
         replaced=[uri for uri in live if uri in changed],
-        recaptioned=[uri for uri in unedited if _stem(uri) in edited],
+        recaptioned=[uri for uri in unedited if stem_of(uri) in edited],
         captioned=[uri for uri in with_added if rows[uri] in failed],
         gone=gone,
         texts=edited_texts,
         gone_rows=[rows[uri] for uri in gone],
     )
-
-
-def _stem(uri: str) -> str:
-    """Return what a picture and the text beside it share."""
-    return uri.rpartition(".")[0]
 
 
 def superseded(index: Index) -> BitMap64:

@@ -260,6 +260,11 @@ def _sample_table(samples: Sequence[RawSample], columns: Columns) -> pa.Table:
     return pa.table(values, ("key", columns.image, columns.caption))
 
 
+def stem_of(file: str) -> str:
+    """Return what the name of a picture and of the text beside it share."""
+    return file.rpartition(".")[0]
+
+
 def captions_in(text: str) -> list[str]:
     """Return the captions of a text beside a picture: its lines."""
     return [line.strip() for line in text.split("\n") if line.strip()]
@@ -268,7 +273,7 @@ def captions_in(text: str) -> list[str]:
 def _picture(
     uri: str, source: pa.NativeFile, columns: Columns, options: StorageOptions | None
 ) -> tuple[str, bytes, list[str]]:
-    stem, captions = uri.rpartition(".")[0], list[str]()
+    stem, captions = stem_of(uri), list[str]()
     if columns.text is None:
         with suppress(NotFound):
             text = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace")
