@@ -121,6 +121,16 @@ def save(root: Path, lease: Lease, last: int, written: float, before_last: Calla
     metrics.close()
 
 
+def trainer(last: int, written: float) -> Callable[[Path], None]:
+    """Return a job that acquires a run's lease and saves its checkpoints."""
+
+    def run(root: Path) -> None:
+        with Lease.acquire(open_storage(str(root / "run"))) as lease:
+            save(root, lease, last, written)
+
+    return run
+
+
 def state_of(run: RunFolder, step: int) -> tuple[dict[str, str | None], list[dict[str, Any]]]:
     """Return the etags of a checkpoint's files, and the metrics of the second job."""
     etags = {file.path: file.etag for file in run.checkpoint(step).list()}
@@ -136,12 +146,8 @@ def test_a_suspended_trainer_does_not_complete_the_checkpoint_of_another_job(
         root.mkdir()
         return root
 
-    def run(root: Path) -> None:
-        with Lease.acquire(open_storage(str(root / "run"))) as lease:
-            save(root, lease, 1, 100.0)
-
     ended = []
-    for root, suspended in suspensions(monkeypatch, fresh, run):
+    for root, suspended in suspensions(monkeypatch, fresh, trainer(1, 100.0)):
         with take_over(open_storage(str(root / "run"))) as lease:
             try:
                 save(root, lease, 1, 200.0, suspended.go_on)
@@ -160,17 +166,12 @@ def test_a_suspended_trainer_leaves_the_checkpoints_that_another_job_has_saved(
         root = tmp_path / str(number)
         root.mkdir()
         if left_over:  # a job was killed before it completed its second checkpoint
-            with Lease.acquire(open_storage(str(root / "run"))) as lease:
-                save(root, lease, 2, 50.0)
+            trainer(2, 50.0)(root)
             (root / "run/checkpoints/step-000000002/complete.json").unlink()
         return root
 
-    def run(root: Path) -> None:
-        with Lease.acquire(open_storage(str(root / "run"))) as lease:
-            save(root, lease, 2, 100.0)
-
     at = []
-    for root, suspended in suspensions(monkeypatch, fresh, run):
+    for root, suspended in suspensions(monkeypatch, fresh, trainer(2, 100.0)):
         folder = RunFolder(open_storage(str(root / "run")))
         with take_over(folder.storage) as lease:
             save(root, lease, last, 200.0)
