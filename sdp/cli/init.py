@@ -209,7 +209,7 @@ def _prepare(args: Arguments, folder: Path) -> tuple[dict[str, str], dict[str, d
 
 
 def _drawn(captions: Iterable[str]) -> dict[str, Any]:
-    """Return the key of generate for some captions, cut and without what it would refuse."""
+    """Return the key of generate for some captions, cut and without NULs, which it refuses."""
     prompts = [caption[:_PROMPT].replace("\0", " ") for caption in captions if caption.strip()]
     return {"prompts": prompts} if prompts else {}
 

@@ -297,5 +297,5 @@ def metric(kind: str, name: str, text: str, tags: tuple[str, ...]) -> Any:
     """Return a metric that Ray's agents expose, by its kind: counter or gauge. If removed: OpenTelemetry."""
     from ray.util import metrics
 
-    metric = metrics.Counter if kind == "counter" else metrics.Gauge
-    return metric(name, text, tags)
+    of_kind = metrics.Counter if kind == "counter" else metrics.Gauge
+    return of_kind(name, text, tags)
