@@ -15,6 +15,7 @@ from sdp.datasets.inspect import Description, describe
 from sdp.datasets.names import names_of
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
 from sdp.datasets.parts import PartInfo, iter_rows, read_account, resolve
+from sdp.datasets.records import reading
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import newer_than
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
@@ -34,7 +35,7 @@ _EXAMPLES = 3
 """Rows shown for each reason."""
 _BATCH = 16
 _EDGE = 1024
-"""Longest side of a picture on the page, in pixels, if Pillow is installed."""
+"""Longest side of a picture on the page, in pixels, if the worker extra is installed."""
 _LARGE = 40_000
 """Size in bytes from which pictures are compressed for the page."""
 
@@ -143,8 +144,13 @@ def _pictures(
         seed = f" · seed {row['seed']}" if "seed" in row else ""
         original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
         pixels = f": {row['width']} × {row['height']}{original}" if "width" in row and not seed else ""
+        try:
+            data = small(row["image"], f"{storage.uri}: row {row['row']}")
+        except DatasetError as error:
+            problems.append(str(error))
+            continue
         by_prompt.setdefault(prompt, []).append(
-            Tile(small(row["image"]), str(row.get("caption", prompt)), f"row {row['row']}{seed}{pixels}")
+            Tile(data, str(row.get("caption", prompt)), f"row {row['row']}{seed}{pixels}")
         )
     omitted = gone.rank(dataset.output.index.rows - 1)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
@@ -154,18 +160,20 @@ def _pictures(
     return Gallery(title + remark, [*by_prompt.items()])
 
 
-def small(data: bytes) -> bytes:
-    """Return a picture as a JPEG for the page if it is large."""
+def small(data: bytes, where: str) -> bytes:
+    """Return a picture as a JPEG for the page if it is large; DatasetError names `where` if it cannot be decoded."""
     if len(data) < _LARGE:
         return data
     try:
         import io
 
         from PIL import Image
+
+        from sdp.imaging import decode, fit
     except ModuleNotFoundError:  # without the worker extra the page is larger
         return data
-    with Image.open(io.BytesIO(data)) as opened:
-        opened.thumbnail((_EDGE, _EDGE))
-        sink = io.BytesIO()
-        opened.convert("RGB").save(sink, "JPEG", quality=90)
+    with reading(where, "restore or delete it", "not a picture that sdp decodes"):
+        pixels = fit(decode(data, min_side=_EDGE).pixels, _EDGE)
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "JPEG", quality=90)
     return sink.getvalue()

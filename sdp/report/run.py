@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
@@ -76,11 +77,11 @@ def run_section(
     state, counts = _state(storage, events), Counter(event["event"] for event in events)
     reasons = Counter(line["reason"] for line in bad_rows)
     states = [(at, "complete" if steps[at] else "incomplete") for at in reversed(steps)]
-    profile = [storage.read(PROFILE).decode()] if storage.exists(PROFILE) else []
+    profile = [storage.read(PROFILE).decode(errors="replace")] if storage.exists(PROFILE) else []
     drawn = _samples(run, pictures, problems, live_at)
     last_drawn = Gallery("Newest pictures", [("", [tiles[-1] for _, tiles in drawn.rows])] if drawn.rows else [])
     blocks: list[Block] = [
-        *([last_drawn] if live else [drawn, _drawn_by_request(storage, pictures)]),
+        *([last_drawn] if live else [drawn, _drawn_by_request(storage, pictures, problems)]),
         *(_measures(metrics) if metrics else []),
         *([drawn] if live else []),
         _history(events),
@@ -243,20 +244,37 @@ def _samples(run: RunFolder, pictures: int, problems: list[str], live_at: str | 
     last = len(available) - 1
     steps = sorted({available[n * last // (_SAMPLE_STEPS - 1)] for n in range(_SAMPLE_STEPS) if available and pictures})
     for step in steps:
-        try:
-            for name, prompt in islice(sorted(run.sample_prompts(step).items()), max(1, pictures // len(steps))):
-                path = f"{samples_folder(step)}/{name}"
-                data, link = (small(run.storage.read(path)), "") if live_at is None else (b"", f"{live_at}{path}")
+        prompts = dict[str, str]()
+        with _noted(problems):
+            prompts = run.sample_prompts(step)
+        for name, prompt in islice(sorted(prompts.items()), max(1, pictures // len(steps))):
+            path = f"{samples_folder(step)}/{name}"
+            with _noted(problems):
+                data, link = (_picture(run.storage, path), "") if live_at is None else (b"", f"{live_at}{path}")
                 rows.setdefault(name, []).append(Tile(data, prompt, f"step {step:,}", link))
-        except (DatasetError, NotFound) as error:
-            problems.append(str(error))
     return Gallery("Drawn during training", [(tiles[0].caption, tiles) for tiles in rows.values()])
 
 
-def _drawn_by_request(run: Storage, pictures: int) -> Gallery:
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Turn the error of a file that is damaged or gone into a problem."""
+    try:
+        yield
+    except (DatasetError, NotFound) as error:
+        problems.append(str(error))
+
+
+def _picture(run: Storage, path: str) -> bytes:
+    return small(run.read(path), run.uri_of(path))
+
+
+def _drawn_by_request(run: Storage, pictures: int, problems: list[str]) -> Gallery:
     """Return the pictures that `sdp generate RUN PROMPT` has drawn, the last by name."""
     files = [file for file in run.names(f"{DRAWN}/") if file.endswith(".png")] if pictures else []
-    tiles = [Tile(small(run.read(file)), file.rpartition("/")[2]) for file in files[-pictures:]]
+    tiles = list[Tile]()
+    for file in files[-pictures:]:
+        with _noted(problems):
+            tiles.append(Tile(_picture(run, file), file.rpartition("/")[2]))
     return Gallery("Drawn on request", [("", tiles)] if tiles else [])
 
 

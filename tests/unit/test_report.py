@@ -25,7 +25,7 @@ from sdp.report.data import small
 from sdp.report.sections import _default_file, gather, write_report
 from sdp.storage import open_storage
 from tests.kit import LAYOUT, begin_images, make_images, make_latents
-from tests.unit.test_inspect_run import make_run
+from tests.unit.test_inspect_run import make_run, publish
 
 
 def picture(colour: str, side: int = 8) -> bytes:
@@ -130,8 +130,26 @@ def test_a_picture_keeps_the_size_of_a_model_and_a_larger_one_is_made_smaller() 
     for size, expected in (((600, 400), (600, 400)), ((1500, 1000), (1024, 683))):
         noise = io.BytesIO()
         Image.effect_noise(size, 90).save(noise, "PNG")
-        with Image.open(io.BytesIO(small(noise.getvalue()))) as opened:
+        with Image.open(io.BytesIO(small(noise.getvalue(), "x.png"))) as opened:
             assert (opened.size, opened.format) == (expected, "JPEG")
+
+
+def test_a_picture_that_cannot_be_decoded_is_a_problem_and_the_others_are_shown(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    run = open_storage(str(tmp_path / "run"))
+    publish(run, "samples/step-000000004/prompts.json", {"000.png": "a", "001.png": "b"})
+    run.publish("samples/step-000000004/000.png", b"\x89PNG\r\n\x1a\n" + b"x" * 50_000)
+    run.publish("samples/step-000000004/001.png", picture("red"))
+    run.publish("drawn/x.png", b"y" * 50_000)
+    run.publish("profile/summary.txt", b"\xff")
+    (section,) = gather([str(tmp_path / "run")], pictures=10)
+    damaged = [line for line in section.problems if "not a picture that sdp decodes" in line]
+    assert [line.split(": ")[0] for line in damaged] == [
+        f"{run.uri}/samples/step-000000004/000.png",
+        f"{run.uri}/drawn/x.png",
+    ]
+    galleries = [block for block in section.blocks if isinstance(block, page.Gallery)]
+    assert [gallery.rows for gallery in galleries] == [[("b", [page.Tile(picture("red"), "b", "step 4", "")])], []]
 
 
 def test_nothing_in_a_page_comes_from_elsewhere_or_is_taken_for_markup(tmp_path: Path) -> None:
