@@ -14,6 +14,7 @@ from botocore.session import Session
 
 from sdp.errors import AccessDenied, UserError
 from sdp.storage.base import StorageOptions
+from sdp.storage.uri import is_address
 
 if TYPE_CHECKING:
     from obstore.auth.boto3 import Boto3CredentialProvider
@@ -60,8 +61,8 @@ def find_access(uri: str, options: StorageOptions) -> S3Access:
     # Not every S3-compatible server implements bulk deletion.
     config: S3Config = {"region": region or "us-east-1", "disable_bulk_delete": True}
     if endpoint:
-        if not endpoint.startswith(("http://", "https://")):
-            raise UserError(f"{uri}: storage.endpoint or AWS_ENDPOINT_URL is '{endpoint}'; it must begin with http://")
+        if not endpoint.startswith(("http://", "https://")) or not is_address(endpoint):
+            raise UserError(f"{uri}: storage.endpoint or AWS_ENDPOINT_URL is '{endpoint}'; write http://HOST:PORT")
         endpoint = config["endpoint"] = endpoint.rstrip("/")
         config["aws_endpoint_url_s3"] = endpoint  # or obstore would prefer the variable of that name
     return S3Access(config["region"], endpoint, config, credentials)

@@ -73,7 +73,18 @@ def _web(scheme: str, rest: str) -> Location:
     host, _, path = rest.partition("/")
     if not host:
         raise UserError(f"{scheme}://{rest}: the address has no host; give all of it")
+    if not is_address(f"{scheme}://{rest}"):
+        raise UserError(f"{shown(f'{scheme}://{rest}')}: the address cannot be read; correct its host")
     return Location(scheme, host, path)
+
+
+def is_address(uri: str) -> bool:
+    """Return whether a URL has a scheme and a host that can be read."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # such as a bracket without its other one
+        return False
+    return bool(parts.scheme and parts.netloc)
 
 
 def _bucket(uri: str, scheme: str, rest: str) -> Location:
@@ -128,6 +139,8 @@ def shown(uri: str) -> str:
     match = _SCHEME.match(uri)
     if not match or match[1].lower() not in WEB:
         return uri
+    if not is_address(uri):
+        return f"{match[0]}…"
     parts = urlsplit(uri)
     query = "?…" if parts.query else ""
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"

@@ -1,6 +1,7 @@
 """The sources of S3 credentials, region and endpoint."""
 
 import os
+import re
 from pathlib import Path
 from unittest.mock import patch
 
@@ -110,10 +111,10 @@ def test_the_endpoint_is_the_options_the_services_the_general_one_or_the_profile
     assert find({"AWS_ENDPOINT_URL": "http://b"}, home).endpoint == "http://b"
     assert find({"AWS_PROFILE": "here", **KEYS}, home).endpoint == "http://127.0.0.1:9000"
     assert find({}, home).endpoint is None
-    with pytest.raises(
-        UserError, match=r"storage\.endpoint or AWS_ENDPOINT_URL is 'localhost:9000'; it must begin with http"
-    ):
-        find({}, home, endpoint="localhost:9000")
+    for wrong in ("localhost:9000", "http://[::1:9000"):
+        says = f"storage.endpoint or AWS_ENDPOINT_URL is '{wrong}'; write http://HOST:PORT"
+        with pytest.raises(UserError, match=re.escape(says)):
+            find({}, home, endpoint=wrong)
 
 
 @pytest.mark.parametrize(

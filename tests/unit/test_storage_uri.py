@@ -59,6 +59,8 @@ def test_a_relative_path_is_made_absolute_where_it_is_given(monkeypatch: pytest.
         ("s3://bucket/a\nb", "control character"),
         ("https://host/x", "can only be read"),
         ("hf://datasets/o/n", "can only be read"),
+        ("https://[x", "https://…: the address cannot be read"),
+        ("http://user:word@[::1/x?sig=secret", "http://…: the address cannot be read"),
     ],
 )
 def test_an_invalid_storage_is_reported_in_one_line(uri: str, says: str) -> None:
@@ -110,3 +112,4 @@ def test_a_path_that_leaves_its_folder_or_hides_is_refused(path: str) -> None:
 def test_a_message_shows_no_secret_of_an_address() -> None:
     assert shown("https://user:word@host/a/b.parquet?sig=secret") == "https://host/a/b.parquet?…"
     assert shown("s3://bucket/a?b") == "s3://bucket/a?b"
+    assert shown("https://user:word@[x/a?sig=secret") == "https://…"
