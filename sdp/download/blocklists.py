@@ -19,6 +19,8 @@ SortedKeys = npt.NDArray[np.uint64]
 _LONGEST_LINE = 16_384
 _LARGEST_FILE = 4 << 30
 _DOMAIN = re.compile(r"\[[^]\s]+\]|[^\s/:?#@\\]*")
+_REMARK = re.compile(r"(^|\s)#.*")
+_BLANK = re.compile(r"\s")
 _NONE = np.zeros(0, np.uint64)
 
 
@@ -67,15 +69,15 @@ def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tu
                     raise UserError(
                         f"{uri}:{number}: a line of more than {_LONGEST_LINE} bytes; name a text file, one entry a line"
                     )
-                text = line.decode("utf-8", "replace").strip("\ufeff").strip()
-                if text and not text.startswith("#"):
+                text = _REMARK.sub("", line.decode("utf-8", "replace").strip("\ufeff")).strip()
+                if text:
                     yield f"{uri}:{number}", text
 
 
 def _url_key(entry: str, where: str) -> int:
     try:
-        if "\t" in entry:
-            raise BadUrl("it has a tab")  # which would be left out
+        if _BLANK.search(entry):  # a tab would be left out, and a remark after the URL become part of it
+            raise BadUrl("it has a blank; a URL's own is written %20")
         return key64(parse(entry).text)
     except BadUrl as error:
         raise _refusal(entry, where, "a URL", f" ({error})") from None

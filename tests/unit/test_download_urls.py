@@ -96,10 +96,18 @@ def test_a_line_that_is_not_only_a_domain_is_refused(tmp_path: Path, line: str) 
         blocklists.load(BlocklistsConfig(domains=(str(tmp_path / "list"),)))
 
 
-def test_a_url_with_a_tab_in_a_list_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "list").write_text("https://a.example/b\treason")
+@pytest.mark.parametrize("line", ["https://a.example/b\treason", "https://a.example/b reason"])
+def test_a_listed_url_with_more_on_its_line_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list").write_text(line)
     with pytest.raises(UserError, match=r"list:1: expected a URL, got .*; correct the line"):
         blocklists.load(BlocklistsConfig(urls=(str(tmp_path / "list"),)))
+
+
+def test_remarks_in_a_list_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("# all of them\n https://a.example/b#c # asked for\nhttps://a.example/d\t#e\n #\n")
+    lists = blocklists.load(BlocklistsConfig(urls=(str(tmp_path / "list"),)))
+    listed = [lists.has_url(key64(parse(f"https://a.example/{name}").text)) for name in ("b", "d", "e")]
+    assert listed == [True, True, False]
 
 
 @pytest.mark.parametrize(
