@@ -22,8 +22,8 @@ _CACHE_BYTES, _SITE_BYTES, _RULE_BYTES = 32_000_000, 1_000, 60
 """Memory for the rules of all sites, and what a site and a rule take of it beside the rule's text."""
 _MOST_PIECES = 3_000
 """Pieces between the wildcards of a robots.txt: each is searched for in each URL, and MAX_BYTES can hold 500,000."""
-_ABSENT = re.compile(r"empty|redirects|http_status 4(?!29)")
-"""The beginning of a failure that means a site without rules; 429 means one that is busy."""
+_ABSENT = re.compile(r"empty|redirects|http_status 4(?!08|25|29)")
+"""The beginning of a failure that means a site without rules, unlike that of a busy site."""
 _FIELDS = {
     **dict.fromkeys(("user-agent", "useragent", "user agent"), "agent"),
     **dict.fromkeys(("disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"), "disallow"),
@@ -62,6 +62,8 @@ class Robots:
         """Cache a site's rules: all allowed where it has no robots.txt, nothing where that cannot be read."""
         rules: _Rules | Failure
         size = _SITE_BYTES
+        if failure is None and b"\0" in text:
+            failure = Failure("broken_transfer", "compressed, or not in UTF-8")
         if failure is None or _ABSENT.match(f"{failure.reason} {failure.detail}"):
             rules = _Rules(_patterns(text.decode("utf-8-sig", "replace"), self._agent))
             size += rules.size

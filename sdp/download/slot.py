@@ -28,7 +28,6 @@ _ERROR_BODY = 64 << 10
 _HEADERS = ("Accept: image/jpeg,image/png,image/webp;q=0.9,image/*;q=0.8,*/*;q=0.5", "Accept-Encoding: identity")
 """Compressed bodies fail: libcurl, which could unpack them, would hold megabytes of a paused transfer."""
 _READ = frozenset({b"content-length", b"location", b"retry-after", b"date"})
-_CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress"})
 _RECEIVE_BYTES = 64 << 10
 """Bytes that libcurl reads at once, and so the most that it holds of a paused transfer."""
 _PIECE_BYTES = 16 << 10
@@ -268,7 +267,7 @@ class Slot:
         if name in _READ:
             self.headers[name] = value.strip()
         elif name == b"content-encoding" and self.request.robots_of and self.status == 200:
-            if value.strip().lower() in _CODINGS:
+            if value.strip().lower() not in (b"", b"identity"):
                 self.stopped = Failure("broken_transfer", "compressed, although not asked for")
         elif name == b"x-robots-tag" and self.status == 200 and not self.request.robots_of:
             # The header of a redirect, an error page or a robots.txt does not concern the image.

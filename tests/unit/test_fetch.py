@@ -325,10 +325,16 @@ def test_urls_disallowed_by_robots_txt_are_skipped_and_it_is_fetched_once() -> N
         (b"", 200, "", None),
         (SOME, 503, "", "not_asked"),
         (SOME, 429, "", "not_asked"),
+        (SOME, 425, "", "not_asked"),
+        (gzip.compress(SOME), 200, "", "not_asked"),
+        ("User-agent: *".encode("utf-16"), 200, "", "not_asked"),
         (b"", 302, "http://10.0.0.1/robots.txt", "not_asked"),
         (b"User-agent: *\nDisallow: /\n" + b"# more\n" * 200_000, 200, "", "opt_out"),
     ],
-    ids=["none", "empty", "unreadable", "too many requests", "led into a private network", "endless"],
+    ids=(
+        *("none", "empty", "unreadable", "too many requests", "too early", "packed", "UTF-16"),
+        *("led into a private network", "endless"),
+    ),
 )
 def test_a_robots_txt_that_is_missing_allows_all_and_one_that_cannot_be_read_nothing(
     robots: bytes, status: int, location: str, reason: str | None
@@ -338,10 +344,11 @@ def test_a_robots_txt_that_is_missing_allows_all_and_one_that_cannot_be_read_not
     assert (fetched.failure and fetched.failure.reason) == reason
 
 
-def test_a_robots_txt_that_comes_compressed_is_one_that_cannot_be_read() -> None:
+@pytest.mark.parametrize("coding", ["gzip", "gzip;q=1", "br, gzip", "other"])
+def test_a_robots_txt_that_comes_compressed_is_one_that_cannot_be_read(coding: str) -> None:
     def answer(request: Asked) -> Answer:
         packed = gzip.compress(b"User-agent: *\nDisallow: /")
-        return Answer(200, packed if request.path == "/robots.txt" else b"an image", {"Content-Encoding": "gzip"})
+        return Answer(200, packed if request.path == "/robots.txt" else b"an image", {"Content-Encoding": coding})
 
     with serving(answer) as running:
         (fetched,) = fetch([f"{running.address}/image"], HONOUR)
