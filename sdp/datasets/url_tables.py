@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +17,8 @@ from sdp.storage import open_source
 
 _URLS, _CAPTIONS = ("url", "image_url", "img_url", "link"), ("caption", "text", "alt_text", "alt", "title")
 _BLOCK_BYTES = 16 << 20
+_SHALLOW_BYTES = 4096
+"""A line of JSON up to this size has no more levels than pyarrow can read; 20,000 are too many."""
 
 
 def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -49,13 +53,12 @@ def as_parquet(uri: str, target: Path) -> tuple[int, str, str | None]:
 
 def _open(uri: str) -> tuple[pa.RecordBatchReader, str, str | None]:
     if uri.endswith(".jsonl"):
-        reader = pa_json.open_json(open_source(uri), pa_json.ReadOptions(block_size=_BLOCK_BYTES))
-        return reader, *url_columns(reader.schema.names, uri)
+        return _open_json(uri)
     delimiter = "\t" if uri.endswith(".tsv") else ","
     with open_source(uri) as file:
         head = io.StringIO(file.read(_BLOCK_BYTES).decode("utf-8-sig", "replace"))
     url, caption = url_columns(next(csv.reader(head, delimiter=delimiter), []), uri)
-    texts = {name: pa.string() for name in (url, caption) if name is not None}  # not numbers or dates
+    texts = _texts(url, caption)
     reader = pa_csv.open_csv(
         open_source(uri),
         pa_csv.ReadOptions(block_size=_BLOCK_BYTES),
@@ -63,3 +66,30 @@ def _open(uri: str) -> tuple[pa.RecordBatchReader, str, str | None]:
         pa_csv.ConvertOptions(column_types=texts),
     )
     return reader, url, caption
+
+
+def _open_json(uri: str) -> tuple[pa.RecordBatchReader, str, str | None]:
+    _refuse_deep(uri)
+    how = pa_json.ReadOptions(block_size=_BLOCK_BYTES)
+    url, caption = url_columns(pa_json.open_json(open_source(uri), how).schema.names, uri)
+    texts = pa_json.ParseOptions(explicit_schema=pa.schema(_texts(url, caption)))
+    return pa_json.open_json(open_source(uri), how, texts), url, caption
+
+
+def _texts(*columns: str | None) -> dict[str, pa.DataType]:
+    """Return the type of the columns of URLs and captions, whose values are not to be taken for numbers or dates."""
+    return {name: pa.string() for name in columns if name is not None}
+
+
+def _refuse_deep(uri: str) -> None:
+    """Raise UserError for a line of JSON with so many levels that pyarrow's reader would end the process."""
+    with open_source(uri) as source:
+        lines = io.BufferedReader(source, 1 << 20)
+        for number, line in enumerate(iter(partial(lines.readline, _BLOCK_BYTES), b""), 1):
+            if len(line) > _SHALLOW_BYTES:
+                try:
+                    json.loads(line)
+                except RecursionError:
+                    raise UserError(f"{uri}:{number}: a value in too many others; remove the line") from None
+                except ValueError:  # pyarrow says what is wrong
+                    continue

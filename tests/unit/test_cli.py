@@ -146,11 +146,12 @@ def test_pictures_of_ones_own_are_processed_without_a_download(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("urls.csv", 'URL,TEXT\nhttps://a.example/1,12\nhttps://a.example/2,"a, cat"\n'),
-        ("urls.tsv", "url\tcaption\nhttps://a.example/1\t12\nhttps://a.example/2\ta, cat\n"),
+        ("urls.csv", 'URL,TEXT\nhttps://a.example/1,2020-01-01\nhttps://a.example/2,"a, cat"\n'),
+        ("urls.tsv", "url\tcaption\nhttps://a.example/1\t2020-01-01\nhttps://a.example/2\ta, cat\n"),
         (
             "urls.jsonl",
-            '{"url": "https://a.example/1", "text": "12"}\n{"url": "https://a.example/2", "text": "a, cat"}',
+            '{"url": "https://a.example/1", "text": "2020-01-01", "n": 5}\n'
+            '{"url": "https://a.example/2", "text": "a, cat"}',
         ),
     ],
 )
@@ -160,8 +161,27 @@ def test_urls_in_any_usual_table_become_parquet_that_download_reads(name: str, c
     source = load("download", str(tmp_path / "my/download.yaml")).source
     table = pq.read_table(source.uri)
     assert table[source.url_column].to_pylist() == ["https://a.example/1", "https://a.example/2"]
-    assert table[source.caption_column].to_pylist() == ["12", "a, cat"]
-    assert load("generate", str(tmp_path / "my/generate.yaml")).prompts == ("12", "a, cat")
+    assert table[source.caption_column].to_pylist() == ["2020-01-01", "a, cat"]
+    assert load("generate", str(tmp_path / "my/generate.yaml")).prompts == ("2020-01-01", "a, cat")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            '{"url": "b", "z": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            "urls.jsonl:2: a value in too many others; ",
+        ),
+        ('{"url": "b", "caption": ["a cat", "a small cat"]}', "urls.jsonl: not readable after row 0 (JSON parse error"),
+    ],
+    ids=["100,000 levels", "a list of captions"],
+)
+def test_a_line_of_json_that_cannot_be_taken_is_refused(
+    line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "urls.jsonl").write_text(f'{{"url": "a", "caption": "2020-01-01"}}\n{line}\n')
+    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.jsonl")]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_odd_captions_become_prompts_that_generate_reads(tmp_path: Path) -> None:
