@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sdp.datasets import tombstones
-from sdp.datasets.columns import iter_batches, open_parquet, read_footer, row_stops
+from sdp.datasets.columns import iter_batches, open_parquet, plain, read_footer, readable, row_stops
 from sdp.datasets.output import Output, read_output
 from sdp.errors import SdpError, UserError
 from sdp.storage import Storage
@@ -29,7 +29,7 @@ def names_of(storage: Storage) -> Namer:
     @lru_cache(maxsize=1)  # units follow one another in a file
     def urls(path: str, number: int) -> pa.ChunkedArray:
         file = open_parquet(path, options, [column], read_footer(path, options), [number])
-        return pa.Table.from_batches(iter_batches(file, [column], [number]))[column]
+        return plain(pa.Table.from_batches(iter_batches(file, [column], [number])))[column]
 
     @lru_cache(maxsize=1)
     def stops_in(path: str) -> NDArray[np.int64]:
@@ -43,7 +43,7 @@ def names_of(storage: Storage) -> Namer:
         groups = np.searchsorted(stops, places, side="right")
         for number in np.unique(groups[groups < len(stops)]).tolist():
             within = places[groups == number] - (stops[number - 1] if number else 0)
-            yield from map(str, urls(path, number).take(pa.array(within)).to_pylist())
+            yield from map(str, readable(urls(path, number).take(pa.array(within))).to_pylist())
 
     def in_file(path: str, places: NDArray[np.int64]) -> list[str]:
         """Return the names at some places of a file; nothing if it has none or cannot be read."""

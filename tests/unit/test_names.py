@@ -31,6 +31,13 @@ def test_a_row_of_a_table_is_named_by_its_url(tmp_path: Path) -> None:
     assert names_of(open_storage(str(tmp_path / "out")))(np.array([8])) == [""], "its source is gone"
 
 
+def test_a_url_that_is_not_utf8_is_named_with_replaced_bytes(tmp_path: Path) -> None:
+    urls = pa.Array.from_buffers(pa.string(), 1, pa.array([b"http://a/\xff"], pa.binary()).buffers())
+    pq.write_table(pa.table({"url": urls}), tmp_path / "a.parquet")
+    freeze_source(output(tmp_path / "out"), list_source(str(tmp_path)), ["url"])
+    assert names_of(open_storage(str(tmp_path / "out")))(np.array([0])) == ["http://a/\ufffd"]
+
+
 def test_an_image_file_is_named_and_traced_by_its_name(tmp_path: Path) -> None:
     for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
