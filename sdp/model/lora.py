@@ -85,11 +85,28 @@ def published(weights: Mapping[str, Tensor], scale: float, names: LoraNames) -> 
     return {name.replace("lora_te1_", "lora_te_"): value for name, value in made.items()}  # te1 is SDXL's
 
 
-def matrices_of(tensors: Mapping[str, Tensor], layers: Mapping[str, str]) -> dict[str, Tensor]:
+def strengths(about: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scale of each network's LoRA from what diffusers writes about it; ValueError if it is not one."""
+    scales = dict[str, float]()
+    for name, alpha in about.items():
+        part, _, field = name.rpartition(".")
+        if field in ("alpha_pattern", "rank_pattern", "use_rslora", "use_dora") and alpha:
+            raise ValueError(f"its layers differ by {name}")
+        if field == "lora_alpha":
+            scales[part] = float(alpha) / float(about[f"{part}.r"])
+            if not math.isfinite(scales[part]):
+                raise ValueError(f"{name} is {alpha}")
+    return scales
+
+
+def matrices_of(
+    tensors: Mapping[str, Tensor], layers: Mapping[str, str], scales: Mapping[str, float] | None = None
+) -> dict[str, Tensor]:
     """Return the matrices of another program's LoRA by our names; B has the file's scale.
 
-    `layers` are ours, each with the name of the authors' layer that it is, or is a part of. Raise ValueError for a
-    tensor that has no place, and for what is no LoRA of one rank.
+    `layers` are ours, each with the name of the authors' layer that it is, or is a part of. `scales` are those of
+    layers without an alpha, by network. Raise ValueError for a tensor that has no place, and for what is no LoRA of
+    one rank.
     """
     known: dict[str, list[str]] = defaultdict(list)
     for layer, authors in layers.items():
@@ -97,20 +114,27 @@ def matrices_of(tensors: Mapping[str, Tensor], layers: Mapping[str, str]) -> dic
             known[name].append(layer)
     read: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in tensors.items():
-        stem, _, end = name.removesuffix(".weight").removesuffix(".default").rpartition(".")
+        stem, _, end = _OLD_ENDS.sub(r".lora_\1", name.removesuffix(".weight").removesuffix(".default")).rpartition(".")
         if stem not in known:
             raise ValueError(f"no linear layer here is meant by {name}")
         fits = value.numel() == 1 if end == "alpha" else value.dim() == 2 and value.is_floating_point()
         if end not in _ENDS or not fits or not value.float().isfinite().all():
             raise ValueError(f"{name} is not a LoRA's: expected two finite matrices, and at most one number alpha")
+        if _ENDS[end] in read[stem]:
+            raise ValueError(f"{name} has two spellings")
         read[stem][_ENDS[end]] = value.float()
     made: dict[str, Tensor] = {}
     for stem, own in read.items():
         if missing := {"lora_A", "lora_B"} - own.keys():
             raise ValueError(f"{stem} lacks {min(missing)}")
         down, up = own["lora_A"], own["lora_B"]
-        up = up * (own["alpha"].view(()) / len(down)) if "alpha" in own else up
+        if len(down) != up.shape[1]:
+            raise ValueError(f"{stem} has matrices of ranks {len(down)} and {up.shape[1]}")
+        network = known[stem][0].partition(".")[0]
+        up = up * (own["alpha"].view(()) / len(down) if "alpha" in own else (scales or {}).get(network, 1.0))
         for layer, rows in zip(known[stem], up.chunk(len(known[stem])), strict=True):
+            if f"{layer}.lora_A.weight" in made:
+                raise ValueError(f"{stem} has two spellings")
             made |= {f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": rows}
     ranks = {len(value) for name, value in made.items() if ".lora_A." in name}
     if len(ranks) != 1 or 0 in ranks:
@@ -118,6 +142,8 @@ def matrices_of(tensors: Mapping[str, Tensor], layers: Mapping[str, str]) -> dic
     return made
 
 
+_OLD_ENDS = re.compile(r"\.lora(?:_linear_layer)?\.(down|up)$")
+"""Diffusers' own scripts still write these, which it once gave all LoRAs."""
 _ENDS = {"lora_A": "lora_A", "lora_down": "lora_A", "lora_B": "lora_B", "lora_up": "lora_B", "alpha": "alpha"}
 
 

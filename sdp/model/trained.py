@@ -1,5 +1,6 @@
 """The networks that a run trains, and loading them from its checkpoints."""
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,12 @@ from sdp.families import Family, of
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
 from sdp.model.layout import ModelSource
-from sdp.model.lora import TEXT_TARGETS, add_lora, matrices_of, merge_lora
+from sdp.model.lora import TEXT_TARGETS, add_lora, matrices_of, merge_lora, strengths
 from sdp.storage import Storage, StorageOptions, open_source
 
 _TEXT_ENCODER = "text_encoder."
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError)
+"""Exceptions that a LoRA's file leads to that is none."""
 
 
 class TrainedNetworks(nn.Module):
@@ -191,9 +194,12 @@ def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptio
         networks = TrainedNetworks(family, _on_meta(path), load.new_text_encoder(path) if family.trains_text else None)
     layers = [name for name, layer in networks.named_modules() if isinstance(layer, nn.Linear)]
     try:
-        tensors = load_tensors(open_source(lora.start_from, options).read())
-        return matrices_of(tensors, {layer: family.authors_layer(layer) for layer in layers})
-    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        data = open_source(lora.start_from, options).read()
+        tensors, authors = load_tensors(data), {layer: family.authors_layer(layer) for layer in layers}
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # which load_tensors has read
+        about = json.loads(header.get("__metadata__", {}).get("lora_adapter_metadata", "{}"))
+        return matrices_of(tensors, authors, strengths(about))
+    except _MALFORMED as error:
         raise UserError(
             f"{where}: not a LoRA for {family.name} ({one_line(error, 200)}); choose another file"
         ) from error

@@ -1,5 +1,6 @@
 """LoRA: the trained weights, the contents of a checkpoint, and its use by other libraries."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,14 @@ def test_a_file_of_another_program_is_a_beginning(root: Path, tmp_path: Path, fo
         tensors = {name: value * (2 if name.endswith("alpha") else 1) for name, value in load_file(file).items()}
         save_file({n: v / 2 if "lora_up" in n else v for n, v in tensors.items()}, file)  # as strong as before
     else:
-        save_file({f"unet.{name}".replace("model.", ""): value for name, value in trained_of(root).items()}, file)
+        tensors = {}  # as diffusers' training scripts name and describe them
+        for name, value in trained_of(root).items():
+            stem, _, end = name.removeprefix("model.").partition(".lora_")
+            tensors[f"unet.{stem}.lora.{'down' if end[0] == 'A' else 'up'}.weight"] = value / (
+                1 if end[0] == "A" else 2
+            )
+        about = {"unet.lora_alpha": 6, "unet.r": 3, "unet.use_rslora": False, "unet.alpha_pattern": {}}
+        save_file(tensors, file, {"format": "pt", "lora_adapter_metadata": json.dumps(about)})
     more = {"lora__start_from": str(file), "lora__alpha": 6.0, "optimizer__learning_rate": 1e-9, "max_steps": 1}
     begun = train(how(root, f"begun-{form}", **more)).trained
     first = trained_of(root)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sdp.families.classes import network_class
 from sdp.families.sd import SD1
-from sdp.model.lora import LoraLinear, add_lora, matrices_of, merge_lora, published
+from sdp.model.lora import LoraLinear, add_lora, matrices_of, merge_lora, published, strengths
 
 
 def test_rank_4_beside_all_of_attention_adds_797184_numbers_to_stable_diffusion_1() -> None:
@@ -68,6 +68,8 @@ LAYER, DOWN, UP = "transformer.blocks.0.to_q", torch.randn(2, 3), torch.randn(4,
     [
         "transformer.blocks.0.to_q.lora_{A,B}.weight",
         "transformer.blocks.0.to_q.lora_{down,up}.weight",
+        "transformer.blocks.0.to_q.lora.{down,up}.weight",
+        "transformer.blocks.0.to_q.lora_linear_layer.{down,up}.weight",
         "blocks.0.to_q.lora_{A,B}.default.weight",
         "diffusion_model.blocks.0.to_q.lora_{A,B}.weight",
         "base_model.model.blocks.0.to_q.lora_{A,B}.weight",
@@ -79,7 +81,7 @@ LAYER, DOWN, UP = "transformer.blocks.0.to_q", torch.randn(2, 3), torch.randn(4,
 def test_every_spelling_of_a_layer_is_read(form: str, alpha: float | None) -> None:
     before, ends, after = form.replace("}", "{").split("{")
     down, up = (f"{before}{end}{after}" for end in ends.split(","))
-    scale = {} if alpha is None else {f"{down.partition('.lora_')[0]}.alpha": torch.tensor(alpha)}
+    scale = {} if alpha is None else {f"{down.partition('.lora')[0]}.alpha": torch.tensor(alpha)}
     read = matrices_of({**scale, down: DOWN, up: UP}, {LAYER: "transformer.double.0.q"})
     expected = UP if alpha is None else UP * 3
     assert torch.equal(read.pop(f"{LAYER}.lora_A.weight"), DOWN)
@@ -97,6 +99,8 @@ def test_every_spelling_of_a_layer_is_read(form: str, alpha: float | None) -> No
         ({"alpha": torch.ones(2)}, r"to_q.alpha is not a LoRA's"),
         ({"dora_scale": torch.ones(4, 1)}, r"to_q.dora_scale is not a LoRA's"),
         ({"lora_B.weight": None}, r"to_q lacks lora_B"),
+        ({"lora_down.weight": DOWN}, r"to_q.lora_down.weight has two spellings"),
+        ({"lora_B.weight": UP[:, :1]}, r"to_q has matrices of ranks 2 and 1"),
         ({"lora_A.weight": None, "lora_B.weight": None, "alpha": torch.tensor(1.0)}, r"to_q lacks lora_A"),
         ({"lora_A.weight": None, "lora_B.weight": None}, r"expected layers of one rank, got no tensors"),
         ({"lora_A.weight": DOWN[:0], "lora_B.weight": UP[:, :0]}, r"expected layers of one rank, got \[0\]"),
@@ -109,3 +113,20 @@ def test_a_damaged_or_foreign_lora_is_refused_by_the_name_of_the_tensor(
     ends = {"lora_A.weight": DOWN, "lora_B.weight": UP} | changed
     with pytest.raises(ValueError, match=line):
         matrices_of({f"{LAYER}.{end}": value for end, value in ends.items() if value is not None}, {LAYER: LAYER})
+
+
+def test_a_layer_that_has_two_names_in_a_file_is_refused() -> None:
+    names = ("transformer.blocks.0.to_q", "lora_unet_blocks_0_to_q")
+    twice = {f"{name}.{end}": value for name in names for end, value in (("lora_A", DOWN), ("lora_B", UP))}
+    with pytest.raises(ValueError, match=r"to_q has two spellings"):
+        matrices_of(twice, {LAYER: LAYER})
+
+
+def test_the_scale_that_diffusers_writes_beside_the_matrices_is_read() -> None:
+    """diffusers' save_lora_weights stores each network's lora_alpha and r, and its loader divides them."""
+    about = {"transformer.lora_alpha": 32, "transformer.r": 4, "transformer.alpha_pattern": {}}
+    assert strengths(about | {"unet.lora_alpha": 4.0, "unet.r": 4}) == {"transformer": 8.0, "unet": 1.0}
+    read = matrices_of({f"{LAYER}.lora_A": DOWN, f"{LAYER}.lora_B": UP}, {LAYER: LAYER}, {"transformer": 8.0})
+    assert torch.equal(read[f"{LAYER}.lora_B.weight"], UP * 8)
+    with pytest.raises(ValueError, match=r"its layers differ by transformer\.rank_pattern"):
+        strengths(about | {"transformer.rank_pattern": {"to_q": 8}})
