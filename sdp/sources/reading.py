@@ -18,7 +18,7 @@ from sdp.errors import DatasetError, NotFound
 from sdp.sources.groups import GroupRows, read_rows
 from sdp.sources.joined import Joined
 from sdp.sources.pieces import TAR, Piece, spans_of
-from sdp.sources.tars import LARGEST_IMAGE, LARGEST_TEXT, PICTURES, TEXT, RawSample, read_samples
+from sdp.sources.tars import LARGEST_IMAGE, LARGEST_TEXT, PICTURES, TEXT, RawSample, decoded, read_samples
 from sdp.storage import StorageOptions, open_source
 from sdp.storage.uri import below
 
@@ -276,6 +276,5 @@ def _picture(
     stem, captions = stem_of(uri), list[str]()
     if columns.text is None:
         with suppress(NotFound):
-            text = open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT).decode("utf-8", "replace")
-            captions = captions_in(text)
+            captions = captions_in(decoded(open_source(f"{stem}{TEXT}", options).read(LARGEST_TEXT)))
     return stem.rpartition("/")[2], source.read(LARGEST_IMAGE), captions

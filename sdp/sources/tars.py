@@ -9,6 +9,7 @@ empty.
 import io
 import json
 import tarfile
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def read_samples(uri: str, caption: str, start: int, stop: int, options: Storage
             yield (
                 key,
                 content(image, LARGEST_IMAGE),
-                None if text is None else text.decode("utf-8", "replace").strip(),
+                None if text is None else decoded(text).strip(),
             )
         if last:
             offset = min(member.header for member in last.values())
@@ -178,6 +179,11 @@ def _open(uri: str, options: StorageOptions | None, sample: int = 0) -> Iterator
         raise
     except (tarfile.TarError, OSError, ValueError) as error:
         raise DatasetError(f"{uri}: not a readable tar ({one_line(error, 160)}); make it again") from error
+
+
+def decoded(text: bytes) -> str:
+    """Decode a caption's file: UTF-16 where its byte-order mark says so, else UTF-8. Invalid bytes become U+FFFD."""
+    return text.decode("utf-16" if text.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig", "replace")
 
 
 def _field(data: bytes, name: str) -> bytes | None:

@@ -1,5 +1,6 @@
 """Pictures from wherever they come: what each row is, and what cannot be a source."""
 
+import codecs
 import io
 import json
 import tarfile
@@ -69,6 +70,21 @@ def test_a_folder_of_files_is_a_row_for_each_picture_with_the_text_beside_it(tmp
     assert rows == [(n, keys[n], picture(n), captions[n]) for n in range(6)]
     same = fields_of(rows_of(tmp_path / "pictures", tmp_path / "same", text="a photo of unqtkn cat"))
     assert [row[3] for row in same] == ["a photo of unqtkn cat"] * 6
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("tar", [False, True])
+def test_a_caption_has_no_byte_order_mark_whatever_its_coding(tmp_path: Path, coding: str, tar: bool) -> None:
+    mark = codecs.BOM_UTF16_LE if coding == "utf-16-le" else codecs.BOM_UTF16_BE if coding == "utf-16-be" else b""
+    files = {"a.jpg": picture(0), "a.txt": mark + "a café\n".encode(coding)}
+    (tmp_path / "source").mkdir()
+    if tar:
+        write_tar(tmp_path / "source/a.tar", files)
+    else:
+        for name, data in files.items():
+            (tmp_path / "source" / name).write_bytes(data)
+    (row,) = rows_of(tmp_path / "source", tmp_path / "out")
+    assert row.caption == "a café"
 
 
 def test_a_picture_draws_one_line_of_its_text_by_the_seed_and_its_address(tmp_path: Path) -> None:
