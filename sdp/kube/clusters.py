@@ -55,14 +55,21 @@ def job_texts(api: Api, raycluster: Object) -> dict[str, str]:
 
 
 def config_of(api: Api, rayjob: Object) -> Any:
-    """Return the configuration of a RayJob's job."""
+    """Return the configuration of a RayJob's job; UserError says that the RayJob is not one of sdp's."""
     spec = rayjob["spec"]
-    words, text = shlex.split(spec["entrypoint"]), yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"].get(CONFIG_ENV)
-    if text is None:
-        own = {"spec": spec["rayClusterSpec"]} if "rayClusterSpec" in spec else None
-        texts = job_texts(api, own or find_cluster(api, spec["clusterSelector"]["ray.io/cluster"]))
-        text = texts.get(Path(words[words.index("--config") + 1]).stem, "")
-    return config_in(words, text)
+    try:
+        words = shlex.split(spec["entrypoint"])
+        text = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"].get(CONFIG_ENV)
+        if text is None:
+            own = {"spec": spec["rayClusterSpec"]} if "rayClusterSpec" in spec else None
+            texts = job_texts(api, own or find_cluster(api, spec["clusterSelector"]["ray.io/cluster"]))
+            text = texts.get(Path(words[words.index("--config") + 1]).stem, "")
+        return config_in(words, text)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        cause = f"{type(error).__name__}: {one_line(error, 100)}"
+        raise UserError(
+            f"RayJob {rayjob['metadata']['name']}: its command and runtimeEnvYAML are not a job's of sdp ({cause})"
+        ) from error
 
 
 def read_manifests(file: str) -> list[Object]:

@@ -120,7 +120,7 @@ def _token(api: Api, cluster: Object) -> dict[str, str]:
     secret = str(auth.get("secretName") or cluster["metadata"]["name"])
     try:
         data = api.get(api.path("secrets", secret, "/api/v1")).get("data") or {}
-        token = base64.b64decode(data.get("auth_token", "")).decode().strip() or token
+        token = base64.b64decode(data.get("auth_token", "")).decode(errors="ignore").strip() or token
     except (Forbidden, Missing) as error:
         if not token:
             raise UserError(

@@ -75,7 +75,7 @@ class ClusterState:
 def job_state(rayjob: Mapping[str, Any]) -> JobState:
     """Return the state of a RayJob."""
     metadata, spec, status = rayjob["metadata"], rayjob.get("spec") or {}, rayjob.get("status") or {}
-    deployment, ray_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
+    deployment, ray_status = status.get("jobDeploymentStatus") or "", status.get("jobStatus") or ""
     times = status.get("rayJobInfo") or {}
     finished = deployment in ENDED
     state = _WAITING.get(deployment, deployment.lower())

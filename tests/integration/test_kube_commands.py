@@ -647,6 +647,9 @@ def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, c
         lab.end(name, "FAILED", "exit code 1")
     assert main(["status", "sdp-train"]) == 0
     assert f"sdp-train: {line}; newer, which writes it, has ended: failed\n" in capfd.readouterr().out
+    for name, odd in (("another", {"entrypoint": "sh run.sh"}), ("odd", {"runtimeEnvYAML": "[" * 3000})):
+        lab.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob("process", text, name=name))
+        lab.kube.objects[f"{RAY}/rayjobs/{name}"]["spec"].update(odd)
     lab.kube.update_status(f"{RAY}/rayjobs/newer", jobDeploymentStatus="Running", jobStatus="RUNNING")
     assert main(["status", "sdp-train"]) == 0
     assert f"sdp-train: {line}\n" in capfd.readouterr().out

@@ -43,6 +43,10 @@ def test_a_job_s_state_is_one_word_and_its_end_an_exit_code(
     assert (actual.state, actual.finished, actual.exit_code) == (state, finished, code)
 
 
+def test_a_job_without_a_state_yet_is_new() -> None:
+    assert job_state(rayjob(jobDeploymentStatus=None, jobStatus=None)).state == job_state(rayjob()).state
+
+
 def test_a_job_that_failed_says_why_in_one_line() -> None:
     state = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=FAILED))
     assert state.message == "sdp: strategy.kind: expected ddp or fsdp, got 'zero'", "its own last error"
