@@ -8,6 +8,7 @@ an error.
 import asyncio
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -43,8 +44,7 @@ class RemoteObject:
         async def call(attempt: Attempt) -> tuple[int, str | None, bytes]:
             try:
                 response = await attempt(obstore.get_async(self._store, self._key, options={"range": {"suffix": TAIL}}))
-                tail = (await attempt(response.bytes_async(), TAIL)).to_bytes()
-                return response.meta["size"], response.meta["e_tag"], tail
+                return response.meta["size"], response.meta["e_tag"], await _body(response, TAIL, attempt)
             except REPORTED as error:
                 if classify(error).kind not in ("beyond", "unranged"):
                     raise
@@ -83,7 +83,7 @@ class RemoteObject:
             response = await attempt(obstore.get_async(self._store, self._key, options={"range": (start, end)}))
             if (response.meta["size"], response.meta["e_tag"]) != (self.size, self.etag):
                 raise obstore.exceptions.PreconditionError("another version")
-            return (await attempt(response.bytes_async(), length)).to_bytes()
+            return await _body(response, length, attempt)
 
         return await persist(call, *self._persistence)
 
@@ -92,6 +92,17 @@ class RemoteObject:
         import pyarrow as pa
 
         return pa.PythonFile(RangeFile(self), mode="r")
+
+
+async def _body(response: Any, most: int, attempt: Attempt) -> bytes:
+    """Return the bytes of an answer; refuse more than `most`, which a web server may send whatever it was asked for."""
+    stream, pieces, size = response.stream(min_chunk_size=PIECE + 1), list[bytes](), 0
+    with suppress(StopAsyncIteration):
+        while size <= most:
+            pieces.append(await attempt(anext(stream), most))
+            size += len(pieces[-1])
+        raise obstore.exceptions.NotSupportedError("more bytes than were asked for")
+    return b"".join(pieces)
 
 
 def web_file(

@@ -54,6 +54,15 @@ def test_a_server_that_knows_no_ranges_is_refused(server: Server) -> None:
         open_source(f"{server.address}/whole", OPTIONS)
 
 
+def test_a_server_that_sends_more_than_was_asked_for_is_not_listened_to() -> None:
+    def answer(_: Request) -> Answer:
+        head = {"Content-Range": "bytes 0-999/1000", "ETag": '"v1"', "Last-Modified": "Mon, 30 Nov 2026 00:00:00 GMT"}
+        return Answer(206, bytes(100_000), head)
+
+    with serving(answer) as running, pytest.raises(StorageError, match="/x: the server sends whole files only"):
+        open_source(f"{running.address}/x", OPTIONS)
+
+
 @pytest.mark.parametrize("path", ["/signed?sig=a%2Fb", "/b"])
 def test_the_listing_of_an_address_has_its_size(server: Server, path: str) -> None:
     (file,) = list_source(server.address + path, OPTIONS)
