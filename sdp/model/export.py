@@ -16,10 +16,10 @@ from sdp.model import layout, load, sources
 from sdp.model.checkpoints import (
     find_checkpoint,
     newer_than,
-    read_config,
     read_marker,
     read_weights,
     trained_scheduler,
+    training_config,
     with_step,
 )
 from sdp.model.layout import PARTS
@@ -79,7 +79,7 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     stem, dot, suffix = out.rpartition(".") if one_file else (out.rstrip("/"), "", "")
     own = f"name it by the step ({stem}-{{step}}{dot}{suffix})"
     out = with_step(out, folder.uri)
-    config, marker = read_config(folder), read_marker(folder)
+    config, marker = training_config(folder).model_dump(mode="json"), read_marker(folder)
     ema = ema and config["ema"]["decay"] is not None
     step = int(marker["state"]["step"])
     if not step:

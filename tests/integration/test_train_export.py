@@ -113,6 +113,15 @@ def test_what_cannot_be_exported_is_told_in_one_line(
 
 
 @pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("content", ["{}", '{"ema": null}', '{"model": {"source": 5}}'])
+def test_a_checkpoint_whose_configuration_is_damaged_is_refused(root: Path, tmp_path: Path, content: str) -> None:
+    copy = shutil.copytree(root / "run/checkpoints/step-000000004", tmp_path / "run/checkpoints/step-000000004")
+    (copy / "config.json").write_text(content)
+    with pytest.raises(DatasetError, match=r"its config\.json is not one of this version of sdp"):
+        export(str(copy), str(tmp_path / "out"))
+
+
+@pytest.mark.usefixtures("trained")
 def test_a_model_source_that_has_changed_since_is_refused(root: Path, tmp_path: Path) -> None:
     tokens = root / "model/tokenizer/tokenizer_config.json"
     content = tokens.read_text()
