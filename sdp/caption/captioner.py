@@ -12,9 +12,10 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from sdp.caption.answers import ModelAnswer, Question
 from sdp.device import DTYPES, BatchLimit, choose_device, configure_torch, enter, share_cores
+from sdp.families import explained
 from sdp.families.tokenizer import refuse_large
 from sdp.imaging import RowError
-from sdp.model.load import explained, load_network
+from sdp.model.load import load_network
 
 
 class LocalCaptioner:

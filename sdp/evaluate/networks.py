@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sdp.device import share_cores
 from sdp.errors import ModelError, one_line
+from sdp.families import explained
 from sdp.families.tokenizer import load_clip_tokenizer, token_ids
 from sdp.imaging import Pixels
 from sdp.model.clip import read_tensors
@@ -88,7 +89,8 @@ class Transformers:
         self._network: Any = load_network_of(getattr(transformers, kind), network.path, device, **options)
         share_cores(device, self._network)
         processor: Any = transformers.CLIPImageProcessor if self._is_clip else transformers.AutoImageProcessor
-        self._processor = processor.from_pretrained(network.path)
+        with explained(network.path):
+            self._processor = processor.from_pretrained(network.path)
         if self._is_clip:
             self._tokenizer: Any = load_clip_tokenizer(network.path)
 

@@ -8,6 +8,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sdp.errors import ModelError, UserError
+from sdp.errors import ModelError, UserError, one_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -341,7 +342,20 @@ def _packed(vae: Mapping[str, Any]) -> int:
 def space_of(model: Path) -> LatentSpace:
     """Return the latent space of a model's folder; one without a VAE has Stable Diffusion's."""
     config = model / "vae/config.json"
-    return latent_space(json.loads(config.read_bytes())) if config.is_file() else LatentSpace()
+    with explained(config):
+        return latent_space(json.loads(config.read_bytes())) if config.is_file() else LatentSpace()
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn what the libraries raise for a damaged or odd network, which is of any class, into one line."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        remedy = "install what it needs" if isinstance(error, ImportError) else "compare it with the original"
+        raise ModelError(f"{folder}: cannot be loaded ({one_line(error, 200)}); {remedy}") from error
 
 
 def read_latent_space(model: Path, source: str) -> LatentSpace:
@@ -356,7 +370,7 @@ def read_latent_space(model: Path, source: str) -> LatentSpace:
     if space.patch > 1 and weights.is_file():
         from safetensors import safe_open
 
-        with safe_open(weights, "pt") as file:  # NumPy lacks bf16
+        with explained(weights), safe_open(weights, "pt") as file:  # NumPy lacks bf16
             names = {"bn.running_mean", "bn.running_var"} & set(file.keys())
             statistics = [file.get_tensor(name) for name in sorted(names)]
         if len(names) < 2 or not all(each.isfinite().all() for each in statistics) or statistics[1].min() <= 0:
@@ -388,7 +402,8 @@ def refuse_sides(key: str, model: Path, sides: Iterable[int], *, buckets: bool =
 
 def _number(folder: Path, key: str, default: float) -> float:
     """Return a number of a configuration, by default the libraries' own, since older files lack the key."""
-    value = json.loads((folder / "config.json").read_bytes()).get(key, default)
+    with explained(folder):
+        value = json.loads((folder / "config.json").read_bytes()).get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise ModelError(f"{folder}/config.json: {key}: expected a number above 0, got {value!r}; restore the file")
     return value

@@ -39,30 +39,30 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     """Load the tokenizer of a model's folder. `tokenize` runs it."""
 
     def load(folder: Path) -> "Tokenizer":
-        tokenizer: Tokenizer = of(path).load_tokenizer(folder)
-        known = _embeddings(path / "text_encoder/config.json")
-        if known is not None and (highest := max(tokenizer.get_vocab().values())) >= known:
-            raise ModelError(
-                f"{folder}: has the id {highest:,}, but text_encoder has {known:,} embeddings; restore the tokenizer "
-                "that belongs to it"
-            )
-        return tokenizer
+        return _fitting(of(path).load_tokenizer(folder), folder, path / "text_encoder/config.json")
 
     return _explained(path / "tokenizer", load)
 
 
-def _embeddings(config: Path) -> int | None:
-    """Return the number of a text encoder's embeddings, if its configuration says it."""
+def load_clip_tokenizer(path: Path) -> "Tokenizer":
+    """Load the tokenizer of a CLIP model's folder."""
+    return _explained(path, lambda folder: _fitting(open_clip(folder), folder, folder / "config.json", "text_config"))
+
+
+def _fitting(tokenizer: "Tokenizer", folder: Path, config: Path, *sections: str) -> "Tokenizer":
+    """Return a tokenizer; raise ModelError if a text encoder's configuration says that it lacks some of the ids."""
     try:
-        size = _read(config).get("vocab_size")
+        known: Any = _read(config)
+        for key in (*sections, "vocab_size"):
+            known = known.get(key)
     except (AttributeError, ValueError, RecursionError):  # loading the network says what is wrong
-        return None
-    return size if type(size) is int else None
-
-
-def load_clip_tokenizer(folder: Path) -> "Tokenizer":
-    """Load CLIP's tokenizer from a folder."""
-    return _explained(folder, open_clip)
+        return tokenizer
+    if type(known) is int and (highest := max(tokenizer.get_vocab().values())) >= known:
+        raise ModelError(
+            f"{folder}: has the id {highest:,}, but the text encoder has {known:,} embeddings; restore the tokenizer "
+            "that belongs to it"
+        )
+    return tokenizer
 
 
 def refuse_large(folder: Path) -> None:

@@ -30,6 +30,8 @@ PARTS = ("vae", "text_encoder", "tokenizer", DENOISER, "scheduler")
 FLOW = "FlowMatchEulerDiscreteScheduler"
 """The scheduler of a model of flow matching."""
 
+_STEPS = 100_000
+"""The most steps of a noise schedule, which is computed as a whole; models have 1000."""
 _WEIGHTS = {
     **dict.fromkeys(("vae", *(family.denoiser for family in every())), "diffusion_pytorch_model"),
     "text_encoder": "model",
@@ -117,7 +119,10 @@ def json_object(data: bytes) -> dict[str, Any]:
 
 
 def prediction_type(scheduler: Mapping[str, Any], where: str) -> Prediction:
-    """Return what a model predicts, by the configuration of its scheduler; `where` begins the error."""
+    """Return what a model predicts, by the configuration of its scheduler; `where` begins the error about that."""
+    steps = scheduler.get("num_train_timesteps", 1000)
+    if type(steps) is not int or not 0 < steps <= _STEPS:
+        raise ModelError(f"{where}: num_train_timesteps: expected 1 to {_STEPS:,}, got {steps!r}; restore the file")
     if scheduler.get("_class_name") == FLOW:
         return "flow"
     known: dict[Any, Prediction] = {"epsilon": "epsilon", "v_prediction": "v"}

@@ -6,13 +6,12 @@ leave it random with at most a log line.
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdp import families
 from sdp.errors import ModelError, one_line
+from sdp.families import explained
 from sdp.families.classes import network_class
 from sdp.model.layout import json_object, prediction_type
 
@@ -103,7 +102,7 @@ def load_noise_schedule(path: Path) -> "NoiseSchedule":
     config = load_scheduler_config(path)
     try:
         scheduler = kind.from_config({**config, "_class_name": "DDPMScheduler", "rescale_betas_zero_snr": False})
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise ModelError(
             f"{path}/scheduler: not a noise schedule ({one_line(error, 200)}); check scheduler_config.json"
         ) from error
@@ -194,16 +193,6 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
                 "belong to its config.json"
             )
     return model
-
-
-@contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Turn what the libraries raise for a damaged or odd network, which is of any class, into one line."""
-    try:
-        yield
-    except Exception as error:
-        remedy = "install what it needs" if isinstance(error, ImportError) else "compare it with the original"
-        raise ModelError(f"{folder}: cannot be loaded ({one_line(error, 200)}); {remedy}") from error
 
 
 def _frozen(model: Any, device: "torch.device | str") -> Any:

@@ -94,6 +94,34 @@ def test_weights_that_belong_to_another_configuration_are_refused(clip: Path, tm
         load_network(find(copy), CPU)
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        (
+            "preprocessor_config.json",
+            '"shortest_edge"',
+            '"x"',
+            "copy: cannot be loaded .*; compare it with the",
+        ),
+        (
+            "tokenizer.json",
+            '"a</w>": ',
+            '"a</w>": 9',
+            "copy: has the id 9[0-9]+, but the text encoder has 54 embeddings",
+        ),
+    ],
+)
+def test_a_processor_that_does_not_fit_its_clip_is_refused(
+    clip: Path, tmp_path: Path, file: str, old: str, new: str, says: str
+) -> None:
+    copy = shutil.copytree(clip, tmp_path / "copy")
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new))
+    with pytest.raises(ModelError, match=says):
+        load_network(find(copy), CPU)
+
+
 def test_clip_scores_are_the_cosines_of_transformers_own_forward(clip: Path) -> None:
     from transformers import CLIPModel, CLIPProcessor
 

@@ -51,7 +51,13 @@ def test_frozen_parts_are_frozen_and_in_evaluation_mode(tiny: Path) -> None:
         assert {weight.dtype for weight in network.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(("key", "value"), [("prediction_type", "sample"), ("beta_schedule", "unheard-of")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("prediction_type", "sample"), ("beta_schedule", "unheard-of"), ("trained_betas", "x")),
+        *(("num_train_timesteps", value) for value in (-1, 0, 300_000_000, "1000")),
+    ],
+)
 def test_a_schedule_that_is_not_ours_is_refused(copy: Path, key: str, value: str) -> None:
     set_key(copy / "scheduler/scheduler_config.json", key, value)
     with pytest.raises(ModelError, match="/scheduler"):
@@ -253,7 +259,9 @@ def test_the_tokenizer_of_each_family_fits_its_text_encoder(name: str, tokens: i
 def test_a_tokenizer_with_ids_that_the_text_encoder_lacks_is_refused(copy: Path) -> None:
     file = copy / "tokenizer/tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"additional_special_tokens": ["<cat-toy>"]}))
-    with pytest.raises(ModelError, match=r"tokenizer: has the id \d+, but text_encoder has \d+ embeddings; restore"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer: has the id \d+, but the text encoder has \d+ embeddings; restore"
+    ):
         load_tokenizer(copy)
 
 

@@ -182,6 +182,20 @@ def test_a_scaling_that_is_no_number_above_0_is_refused(tmp_path: Path, plain: P
         prepare(config_of(plain, tmp_path / "out", model))
 
 
+def test_a_vae_whose_configuration_has_another_type_is_named(tmp_path: Path, plain: Path) -> None:
+    model = changed_model(tmp_path / "model", "vae", shift_factor="x")
+    with pytest.raises(ModelError, match=r"vae/config.json: cannot be loaded \(could not convert.*compare it with the"):
+        prepare(config_of(plain, tmp_path / "out", model))
+
+
+def test_packed_latents_of_a_vae_that_is_cut_short_are_refused(tmp_path: Path, plain: Path) -> None:
+    model = shutil.copytree(sources.resolve("builtin:tiny-klein").path, tmp_path / "model")
+    with (model / "vae/diffusion_pytorch_model.safetensors").open("r+b") as weights:
+        weights.truncate(3000)
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be loaded \(.*header.*compare it with the"):
+        prepare(config_of(plain, tmp_path / "out", model))
+
+
 def test_a_text_encoder_older_than_the_key_for_its_width_has_clips_own(tmp_path: Path, plain: Path) -> None:
     model = changed_model(tmp_path / "model", "text_encoder", hidden_size=None)
     job = prepare(config_of(plain, tmp_path / "out", model, "encode.text=text_embedding"))
