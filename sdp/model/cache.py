@@ -69,8 +69,8 @@ def digest(path: Path, names: Sequence[str]) -> str:
         return layout.digest(path, names)
     identity = [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in zip(names, stats, strict=True)]
     record = folder() / "known" / _hash([str(path.resolve()), identity])
-    if record.is_file():
-        return record.read_text()
+    if record.is_file() and (known := record.read_text()):  # empty after a loss of power
+        return known
     result = layout.digest(path, names)
     with suppress(OSError):  # a read-only home only costs time at the next start
         record.parent.mkdir(parents=True, exist_ok=True)

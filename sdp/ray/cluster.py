@@ -209,7 +209,7 @@ def require_reachable() -> None:
         return  # "auto", "local" and the like
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last for an empty label
         cause = getattr(error, "strerror", None) or str(error)
         raise _unreachable(f"no Ray cluster answers at {address!r} ({cause})") from error
 

@@ -18,6 +18,13 @@ def test_an_address_without_a_listener_is_refused_at_once(monkeypatch: pytest.Mo
         cluster.require_reachable()
 
 
+@pytest.mark.parametrize("host", ["my..head", "x" * 64])
+def test_a_host_that_no_name_server_can_know_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"{host}:6379")
+    with pytest.raises(UserError, match=rf"^RAY_ADDRESS: no Ray cluster answers at '{host}:6379' \(.*label"):
+        cluster.require_reachable()
+
+
 def test_a_job_that_has_run_on_a_cluster_before_is_retried_until_the_cluster_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

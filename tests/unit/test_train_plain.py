@@ -86,6 +86,15 @@ def test_a_run_keeps_to_the_files_that_it_began_with(tmp_path: Path) -> None:
         batches(tmp_path)
 
 
+def test_a_damaged_list_of_files_is_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    batches(tmp_path)
+    (listing,) = (tmp_path / "run/_source").iterdir()
+    listing.write_bytes(b"damaged")
+    with pytest.raises(DatasetError, match=r"_source/000\.parquet: malformed .*; begin another run"):
+        batches(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("columns", "line"),
     [

@@ -15,6 +15,7 @@ from sdp.config.train import ColumnsConfig
 from sdp.datasets.columns import rows_by_group
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.footers import read_new_footer
+from sdp.datasets.records import reading
 from sdp.errors import DatasetError, NotFound
 from sdp.sources.groups import footer_of
 from sdp.storage import SourceFile, Storage, StorageOptions, list_source, open_source
@@ -114,6 +115,7 @@ def _unchanged(listing: pa.Table, files: list[SourceFile], uri: str, options: St
 
 def _read(run: Storage, name: str, root: str) -> pa.Table:
     """Return the kept list, whose paths are relative to the source's folder, with the folder's present URI."""
-    listing = pq.ParquetFile(pa.BufferReader(run.read(name))).read().cast(_SCHEMA)
+    with reading(run.uri_of(name), "begin another run"):
+        listing = pq.ParquetFile(pa.BufferReader(run.read(name))).read().cast(_SCHEMA)
     paths = [join(root, path) if root else path for path in listing["uri"].to_pylist()]
     return listing.set_column(0, _SCHEMA.field(0), pa.array(paths, pa.string()))
