@@ -28,7 +28,7 @@ class RayHead:
     def __init__(self, api: Api, cluster: str) -> None:
         self._cluster = cluster
         self._headers = _token(api, api.get(api.path("rayclusters", cluster)))
-        self.pod = _head_pod(api, cluster)
+        self.pod = head_pod(api, cluster)
         self._socket = api.forward(self.pod, PORT)
 
     def log(self, submission: str) -> str:
@@ -102,7 +102,7 @@ def _path(submission: str, what: str = "") -> str:
     return f"/api/jobs/{quote(submission, safe='')}/{what}".rstrip("/")
 
 
-def _head_pod(api: Api, cluster: str) -> str:
+def head_pod(api: Api, cluster: str) -> str:
     """Return the head's running pod."""
     selector = f"ray.io/cluster={cluster},ray.io/node-type=head"
     for pod in api.list(api.path("pods", group="/api/v1"), labelSelector=selector):

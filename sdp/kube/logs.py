@@ -18,7 +18,7 @@ from sdp.errors import NotFound, SdpError, UserError
 from sdp.kube import Object, Say
 from sdp.kube.api import Api, Missing, Unreachable
 from sdp.kube.clusters import config_of
-from sdp.kube.head import RayHead
+from sdp.kube.head import RayHead, head_pod
 from sdp.kube.rayjob import LOGS_FOLDER
 from sdp.kube.state import NOTICED_S, SILENT, JobState, exit_code, job_state
 from sdp.storage import open_storage
@@ -95,7 +95,7 @@ def follow(api: Api, name: str, say: Say) -> int:
     A log whose connection breaks is continued where it broke, or begun again if the head was replaced.
     """
     copied: dict[tuple[str, str], int] = {}  # bytes of the log, by submission and head
-    whole, whole_at, reported, failure = "", 0.0, "", ""
+    whole, whole_at, reported, failure = ("", ""), 0.0, "", ""
     out = sys.stdout.buffer
     try:
         for state in states(api, name, say):
@@ -106,7 +106,7 @@ def follow(api: Api, name: str, say: Say) -> int:
                 say(line)
             if not state.has_log:
                 continue
-            if whole == state.submission:
+            if whole[0] == state.submission and not _has_another_head(api, state.cluster, whole[1]):
                 if time.monotonic() - whole_at > NOTICED_S and (end := unnoticed_end(api, state)):
                     say(f"{name}: {end[0]}")
                     return end[1]
@@ -124,7 +124,7 @@ def follow(api: Api, name: str, say: Say) -> int:
                     out.flush()
                     copied[log] += length
                     rest = new[length:]
-                whole, whole_at = state.submission, time.monotonic()
+                whole, whole_at = log, time.monotonic()
             except TimeoutError:
                 continue  # a job that is silent
             except SdpError as error:
@@ -136,6 +136,13 @@ def follow(api: Api, name: str, say: Say) -> int:
     except KeyboardInterrupt as error:
         error.add_note(f"the job continues; sdp logs {name} --follow follows it again, sdp stop {name} ends it")
         raise
+
+
+def _has_another_head(api: Api, cluster: str, pod: str) -> bool:
+    """Return whether a cluster's head is another pod, on which KubeRay runs a job again by the same submission."""
+    with suppress(SdpError):
+        return head_pod(api, cluster) != pod
+    return False  # none runs, or it cannot be known now
 
 
 def states(api: Api, name: str, say: Say, *, until_gone: bool = False) -> Iterator[JobState]:

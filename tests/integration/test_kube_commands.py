@@ -167,7 +167,8 @@ def test_each_byte_of_a_log_is_printed_once_however_often_the_connection_breaks(
     assert lab.ray.streams >= 4
 
 
-def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(lab: Lab, capfd: Capture) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["a head that is killed", "a head that ends the job first"])
+def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(lab: Lab, capfd: Capture, ends: bool) -> None:
     shown: list[str] = []
 
     def first_head_shown() -> bool:
@@ -177,6 +178,10 @@ def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(lab: La
     def story(name: str, submission: str) -> None:
         lab.ray.write(submission, b"of the first head\n")
         until(first_head_shown, "the log is shown")
+        if ends:
+            lab.ray.end(submission)
+            asked = lab.kube.asked("GET", "rayjobs")
+            until(lambda: lab.kube.asked("GET", "rayjobs") > asked + 1, "the end of the log is taken for its end")
         lab.ray.jobs[submission] = RayJob(bytearray(b"of the second\n"))
         pod = lab.kube.objects.pop(f"{CORE}/pods/sdp-head-abcde")
         lab.kube.put(f"{CORE}/pods/sdp-head-fghij", {**pod, "metadata": {"labels": pod["metadata"]["labels"]}})
