@@ -100,7 +100,7 @@ def stop(args: Arguments) -> None:
 @_ACCESS
 def doctor(args: Arguments) -> int:
     """Check a cluster for the usual problems, before money is spent."""
-    from sdp.kube.clusters import accounts_in, read_manifests, release_in
+    from sdp.kube.clusters import made_in, read_manifests, release_in
     from sdp.kube.doctor import examine, examine_pod, mounted_texts
 
     texts = mounted_texts()
@@ -109,7 +109,7 @@ def doctor(args: Arguments) -> int:
     else:
         objects = read_manifests(args.manifest) if args.manifest else []
         rendered = release_in(objects, args.cluster) if args.manifest else None
-        findings = examine(partial(_api, args), args.cluster, rendered, accounts_in(objects))
+        findings = examine(partial(_api, args), args.cluster, rendered, made_in(objects))
     counts = Counter[str]()
     for finding in findings:
         counts[finding.state] += 1

@@ -138,7 +138,7 @@ class Dataset:
         most = ", ".join(f"{reason} {count:,}" for reason, count in Counter(counts.reasons).most_common(3))
         remedy = f"fix the cause, then {retry}" if counts.failed else "choose other filters"
         if "private_address" in counts.reasons:
-            remedy += " (--set 'fetch.allow_networks=[127.0.0.0/8]' allows a server on this machine)"
+            remedy += " (fetch.allow_networks allows some: '[127.0.0.0/8]' those of this machine)"
         raise DatasetError(
             f"{uri}: no row was written, {counts.failed:,} failed and {counts.filtered:,} were filtered ({most}); see "
             f"their details with `sdp inspect {uri}`, {remedy}"

@@ -5,13 +5,14 @@ its reports and not predicted.
 """
 
 import json
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import replace
+from typing import Any
 
 from sdp.console import counted
 from sdp.hardware import gpus_by_accelerator
 from sdp.kube import Finding, Object
-from sdp.kube.api import OPERATOR_HINT, Api, Missing
+from sdp.kube.api import OPERATOR_HINT, Api, Forbidden, Missing
 from sdp.kube.clusters import accelerator_of, find_cluster, gpus_in, gpus_of_pod, is_own
 from sdp.kube.reasons import Reasons, pods_of, stuck_pods
 from sdp.kube.state import ClusterState, cluster_state
@@ -93,18 +94,43 @@ def judge_state(state: ClusterState, pods: "list[Finding]") -> Finding:
 
 
 def accounts(api: Api, raycluster: Object, made: Collection[str] = ()) -> Generator[Finding, None, None]:
-    """Check that the service accounts of all pods exist, or are made together with the cluster."""
-    spec, missing = raycluster["spec"], False
+    """Check that the service accounts and secrets of all pods exist, or are `made` together with the cluster."""
+    spec, complete = raycluster["spec"], True
     pods = [part["template"]["spec"] for part in (spec["headGroupSpec"], *(spec.get("workerGroupSpecs") or ()))]
-    for name in sorted({pod.get("serviceAccountName", "default") for pod in pods} - {"default", *made}):
-        try:
-            api.get(api.path("serviceaccounts", name, "/api/v1"))
-        except Missing:
-            missing = True
-            remedy = "create it, or set serviceAccount.create"
-            yield Finding("accounts", "failed", f"there is no service account {name} in {api.namespace}", remedy)
-    if not missing:
-        yield Finding("accounts", "ok", "the pods' service accounts exist")
+    names = {pod.get("serviceAccountName", "default") for pod in pods} - {"default"}
+    secrets = {(spec.get("authOptions") or {}).get("secretName"), *_secrets_of(pods)} - {None}
+    for kind, remedy, wanted in (
+        ("service account", "create it, or set serviceAccount.create", names),
+        ("secret", "create it, or correct the values that name it", secrets),
+    ):
+        resource = kind.replace(" ", "")
+        for name in sorted(name for name in wanted if f"{resource}/{name}" not in made):
+            try:
+                api.get(api.path(f"{resource}s", name, "/api/v1"))
+            except Missing:
+                complete = False
+                yield Finding("accounts", "failed", f"there is no {kind} {name} in {api.namespace}", remedy)
+            except Forbidden:
+                complete = False
+                yield Finding("accounts", "warning", f"{kind} {name} may not be read from here")
+    if complete:
+        yield Finding("accounts", "ok", "the pods' service accounts and secrets exist")
+
+
+def _secrets_of(part: Any) -> Iterator[str]:
+    """Yield the secrets without which no pod of these starts."""
+    if isinstance(part, list):
+        for item in part:
+            yield from _secrets_of(item)
+    elif isinstance(part, dict):
+        for key, value in part.items():
+            if key in ("secretKeyRef", "secretRef", "secret"):
+                if not value.get("optional"):
+                    yield value.get("name") or value["secretName"]
+            elif key == "imagePullSecrets":
+                yield from (secret["name"] for secret in value)
+            else:
+                yield from _secrets_of(value)
 
 
 def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:

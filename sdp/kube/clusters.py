@@ -93,9 +93,9 @@ def release_in(objects: Sequence[Object], name: str | None) -> Release:
     raise UserError("--manifest: expected a RayCluster in it, got none; if helm template failed, mend what it says")
 
 
-def accounts_in(objects: Sequence[Object]) -> set[str]:
-    """Return the service accounts among the objects that helm has rendered."""
-    return {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
+def made_in(objects: Sequence[Object]) -> set[str]:
+    """Return the objects that helm has rendered, each as kubectl names it."""
+    return {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects}
 
 
 def accelerator_of(group: Object) -> str:

@@ -34,9 +34,9 @@ def examine(
     connect: Callable[[], Api],
     cluster_name: str | None = None,
     rendered: Release | None = None,
-    accounts: Collection[str] = (),
+    made: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Check a cluster as it exists, or as rendered manifests with these service accounts would create it."""
+    """Check a cluster as it exists, or as rendered manifests with what is `made` by them would create it."""
     try:
         api = connect()
         version = api.get("/version").get("gitVersion", "of unknown version")
@@ -59,7 +59,7 @@ def examine(
         cluster = yield from _guarded("cluster", check_cluster.cluster(api, cluster_name))
     if cluster is None:
         return
-    yield from _guarded("accounts", check_cluster.accounts(api, cluster, accounts))
+    yield from _guarded("accounts", check_cluster.accounts(api, cluster, made))
     yield from _guarded("groups", check_cluster.groups(api, cluster))
     drafts = (yield from _guarded("jobs", _jobs(rendered[1] if rendered else None, api, cluster))) or {}
     yield from check_jobs.placement(drafts, cluster)
