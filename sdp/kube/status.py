@@ -139,8 +139,13 @@ def _progress(api: Api, job: JobState) -> str:
     if job.state == "running":
         with suppress(SdpError):
             lines = RayHead(api, job.cluster).log(job.submission).splitlines()
-    progress = re.compile(rf"{kind_of(job.job)}(: (waiting for |no progress for |.* · )| is waiting: )")
-    return next(filter(progress.match, reversed(lines)), "")
+    kind, has_begun = kind_of(job.job), False
+    progress = re.compile(rf"{kind}(: (waiting for |no progress for |.* · )| is waiting: )")
+    for line in reversed(lines):
+        if progress.match(line):
+            return "" if has_begun and line.startswith(f"{kind} is waiting: ") else line
+        has_begun = has_begun or line.startswith(f"{kind}: ")
+    return ""
 
 
 def _writers(view: Namespace) -> dict[str, JobState]:

@@ -513,7 +513,7 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
     ],
 )
 def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: Capture, newest: str) -> None:
-    lines = ["train: step 10 of 90 · ETA 2:00", newest, "train: saved"]
+    lines = ["train: step 10 of 90 · ETA 2:00", newest, "saved" if "is waiting" in newest else "train: saved"]
     lab.begun("x", "\n".join([*lines, "somebody: else · ETA 0:01", ""]).encode())
     assert main(["status", "x"]) == 0
     out = capfd.readouterr().out
@@ -658,6 +658,10 @@ def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, c
     lab.kube.update_status(f"{RAY}/rayjobs/newer", jobDeploymentStatus="Running", jobStatus="RUNNING")
     assert main(["status", "sdp-train"]) == 0
     assert f"sdp-train: {line}\n" in capfd.readouterr().out
+    for job in lab.ray.jobs:
+        lab.ray.write(job, b"train: 362 rows to train on\n")
+    assert main(["status", "sdp-train"]) == 0
+    assert "waiting" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
