@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,7 +96,7 @@ def latents_table(
     }
     if text_width is not None:
         del columns["token_ids"]
-        text = np.stack([np.random.default_rng([row, 2]).standard_normal((77, text_width)) for row in rows])
+        text = np.stack([np.random.default_rng([int(row), 2]).standard_normal((77, text_width)) for row in rows])
         columns["text_embedding"] = _fixed(text.astype(np.float16), (77, text_width))
     if buckets:
         shapes = [(4, tall // 8, wide // 8) for wide, tall in bucket_shapes(resolution)]
@@ -126,7 +127,7 @@ def tokens_of(row: int, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.
     return np.random.default_rng([row, 1]).integers(0, vocabulary, 77).astype(np.uint16)
 
 
-def _fixed(values: "np.ndarray", shape: tuple[int, ...]) -> tuple[pa.Array, dict[str, str]]:  # type: ignore[type-arg]
+def _fixed(values: "np.ndarray[Any, Any]", shape: tuple[int, ...]) -> tuple[pa.Array, dict[str, str]]:
     width = int(np.prod(shape)) * values.itemsize
     data = pa.py_buffer(np.ascontiguousarray(values).tobytes())
     array = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, data])

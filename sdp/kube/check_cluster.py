@@ -98,7 +98,7 @@ def accounts(api: Api, raycluster: Object, made: Collection[str] = ()) -> Genera
     spec, complete = raycluster["spec"], True
     pods = [part["template"]["spec"] for part in (spec["headGroupSpec"], *(spec.get("workerGroupSpecs") or ()))]
     names = {pod.get("serviceAccountName", "default") for pod in pods} - {"default"}
-    secrets = {(spec.get("authOptions") or {}).get("secretName"), *_secrets_of(pods)} - {None}
+    secrets = {str((spec.get("authOptions") or {}).get("secretName", "")), *_secrets_of(pods)} - {""}
     for kind, remedy, wanted in (
         ("service account", "create it, or set serviceAccount.create", names),
         ("secret", "create it, or correct the values that name it", secrets),
