@@ -20,7 +20,6 @@ _LONGEST_LINE = 16_384
 _LARGEST_FILE = 4 << 30
 _DOMAIN = re.compile(r"\[[^]\s]+\]|[^\s/:?#@\\]*")
 _REMARK = re.compile(r"(^|\s)#.*")
-_BLANK = re.compile(r"\s")
 _NONE = np.zeros(0, np.uint64)
 
 
@@ -76,7 +75,7 @@ def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tu
 
 def _url_key(entry: str, where: str) -> int:
     try:
-        if _BLANK.search(entry):  # a tab would be left out, and a remark after the URL become part of it
+        if len(entry.split()) > 1:  # a tab would be left out, and a remark after the URL become part of it
             raise BadUrl("it has a blank; a URL's own is written %20")
         return key64(parse(entry).text)
     except BadUrl as error:

@@ -119,7 +119,10 @@ def json_object(data: bytes) -> dict[str, Any]:
 
 
 def prediction_type(scheduler: Mapping[str, Any], where: str) -> Prediction:
-    """Return what a model predicts, by the configuration of its scheduler; `where` begins the error about that."""
+    """Return what a model predicts, by its scheduler's configuration; refuse one of no or too many steps.
+
+    `where` begins the errors.
+    """
     steps = scheduler.get("num_train_timesteps", 1000)
     if type(steps) is not int or not 0 < steps <= _STEPS:
         raise ModelError(f"{where}: num_train_timesteps: expected 1 to {_STEPS:,}, got {steps!r}; restore the file")

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from typing import Any
 
@@ -16,7 +16,7 @@ from sdp.datasets.names import names_of
 from sdp.datasets.outcomes import FAILURE_REASONS, FILTER_REASONS, OUTCOMES, rule_of
 from sdp.datasets.parts import PartInfo, iter_rows, read_account, resolve
 from sdp.datasets.records import reading
-from sdp.errors import DatasetError
+from sdp.errors import DatasetError, NotFound
 from sdp.model.checkpoints import newer_than
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
 from sdp.storage import Storage
@@ -144,20 +144,25 @@ def _pictures(
         seed = f" · seed {row['seed']}" if "seed" in row else ""
         original = f", was {row['original_width']} × {row['original_height']}" if "original_width" in row else ""
         pixels = f": {row['width']} × {row['height']}{original}" if "width" in row and not seed else ""
-        try:
+        with noted(problems):
             data = small(row["image"], f"{storage.uri}: row {row['row']}")
-        except DatasetError as error:
-            problems.append(str(error))
-            continue
-        by_prompt.setdefault(prompt, []).append(
-            Tile(data, str(row.get("caption", prompt)), f"row {row['row']}{seed}{pixels}")
-        )
+            tile = Tile(data, str(row.get("caption", prompt)), f"row {row['row']}{seed}{pixels}")
+            by_prompt.setdefault(prompt, []).append(tile)
     omitted = gone.rank(dataset.output.index.rows - 1)
     remark = f"; not shown: {omitted:,} taken down" if omitted else ""
     title = "Pictures by prompt" if any(by_prompt) else f"{counted(len(rows), 'picture')} from the whole dataset"
     if all(len(tiles) == 1 for tiles in by_prompt.values()):  # a row would hold one picture
         by_prompt = {"": [*chain(*by_prompt.values())]} if by_prompt else {}
     return Gallery(title + remark, [*by_prompt.items()])
+
+
+@contextmanager
+def noted(problems: list[str]) -> Iterator[None]:
+    """Turn the error of a file that is damaged or gone into a problem."""
+    try:
+        yield
+    except (DatasetError, NotFound) as error:
+        problems.append(str(error))
 
 
 def small(data: bytes, where: str) -> bytes:

@@ -2,8 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
@@ -15,11 +14,11 @@ from sdp.config.base import changed
 from sdp.config.train import PHASES
 from sdp.console import counted, duration, rate, size, spent
 from sdp.datasets.records import reading
-from sdp.errors import DatasetError, ModelError, NotFound
+from sdp.errors import DatasetError, ModelError
 from sdp.generate.layout import DRAWN
 from sdp.model.checkpoints import COMPLETE, Steps, checkpoint_name, read_config, read_ledger, read_marker, state_in
 from sdp.model.tensor_index import DamagedCheckpoint, read_tensor_index
-from sdp.report.data import small
+from sdp.report.data import noted, small
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Svg, Table, Tile
 from sdp.storage import Storage
 from sdp.train.run_folder import PROFILE, RunFolder, samples_folder
@@ -245,23 +244,14 @@ def _samples(run: RunFolder, pictures: int, problems: list[str], live_at: str | 
     steps = sorted({available[n * last // (_SAMPLE_STEPS - 1)] for n in range(_SAMPLE_STEPS) if available and pictures})
     for step in steps:
         prompts = dict[str, str]()
-        with _noted(problems):
+        with noted(problems):
             prompts = run.sample_prompts(step)
         for name, prompt in islice(sorted(prompts.items()), max(1, pictures // len(steps))):
             path = f"{samples_folder(step)}/{name}"
-            with _noted(problems):
+            with noted(problems):
                 data, link = (_picture(run.storage, path), "") if live_at is None else (b"", f"{live_at}{path}")
                 rows.setdefault(name, []).append(Tile(data, prompt, f"step {step:,}", link))
     return Gallery("Drawn during training", [(tiles[0].caption, tiles) for tiles in rows.values()])
-
-
-@contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
-    """Turn the error of a file that is damaged or gone into a problem."""
-    try:
-        yield
-    except (DatasetError, NotFound) as error:
-        problems.append(str(error))
 
 
 def _picture(run: Storage, path: str) -> bytes:
@@ -273,7 +263,7 @@ def _drawn_by_request(run: Storage, pictures: int, problems: list[str]) -> Galle
     files = [file for file in run.names(f"{DRAWN}/") if file.endswith(".png")] if pictures else []
     tiles = list[Tile]()
     for file in files[-pictures:]:
-        with _noted(problems):
+        with noted(problems):
             tiles.append(Tile(_picture(run, file), file.rpartition("/")[2]))
     return Gallery("Drawn on request", [("", tiles)] if tiles else [])
 

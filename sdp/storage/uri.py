@@ -74,7 +74,7 @@ def _web(scheme: str, rest: str) -> Location:
     if not host:
         raise UserError(f"{scheme}://{rest}: the address has no host; give all of it")
     if not is_address(f"{scheme}://{rest}"):
-        raise UserError(f"{shown(f'{scheme}://{rest}')}: the address cannot be read; correct its host")
+        raise UserError(f"{scheme}://…: the address cannot be read; correct its host")
     return Location(scheme, host, path)
 
 
@@ -139,8 +139,9 @@ def shown(uri: str) -> str:
     match = _SCHEME.match(uri)
     if not match or match[1].lower() not in WEB:
         return uri
-    if not is_address(uri):
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
         return f"{match[0]}…"
-    parts = urlsplit(uri)
     query = "?…" if parts.query else ""
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"

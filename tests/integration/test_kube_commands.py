@@ -1042,13 +1042,15 @@ def test_a_chart_is_examined_before_it_is_applied(
     assert findings["cluster"] == ["ok: sdp, from the manifests"]
     assert findings["accounts"] == ["ok: the pods' service accounts and secrets exist"], "the chart makes them"
     made = file.read_text()
-    secrets = ("storage.secretName=keys", "imagePullSecrets[0].name=pull", "auth.secretName=token")
-    secrets = (*secrets, "envFrom[0].secretRef.name=hub")
+    secrets = (
+        *("storage.secretName=keys", "imagePullSecrets[0].name=pull"),
+        *("auth.secretName=token", "envFrom[0].secretRef.name=hub"),
+    )
     done = ended([*command, *(word for value in secrets for word in ("--set", value))], check=True)
     file.write_text(done.stdout)
     lab.kube.put(f"{CORE}/secrets/pull", {})
     assert [line.partition(";")[0] for line in examined(capfd, "--manifest", str(file))[1]["accounts"]] == [
-        *(f"failed: there is no secret {name} in lab" for name in ("hub", "keys", "token")),
+        f"failed: there is no secret {name} in lab" for name in ("hub", "keys", "token")
     ]
     file.write_text(made.replace("kind: ServiceAccount", "kind: Other"))
     lab.kube.put(f"{CORE}/serviceaccounts/sdp", {})

@@ -99,9 +99,8 @@ def test_a_file_of_another_program_is_a_beginning(root: Path, tmp_path: Path, fo
         tensors = {}  # as diffusers' training scripts name and describe them
         for name, value in trained_of(root).items():
             stem, _, end = name.removeprefix("model.").partition(".lora_")
-            tensors[f"unet.{stem}.lora.{'down' if end[0] == 'A' else 'up'}.weight"] = value / (
-                1 if end[0] == "A" else 2
-            )
+            matrix, factor = ("down", 1) if end[0] == "A" else ("up", 2)
+            tensors[f"unet.{stem}.lora.{matrix}.weight"] = value / factor
         about = {"unet.lora_alpha": 6, "unet.r": 3, "unet.use_rslora": False, "unet.alpha_pattern": {}}
         save_file(tensors, file, {"format": "pt", "lora_adapter_metadata": json.dumps(about)})
     more = {"lora__start_from": str(file), "lora__alpha": 6.0, "optimizer__learning_rate": 1e-9, "max_steps": 1}
