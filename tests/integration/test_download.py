@@ -146,7 +146,7 @@ def test_a_download_without_any_image_ends_with_an_error(server: ImageServer, tm
     assert server.stats.requests == 2
     closed = config_for(source, tmp_path / "closed")
     closed = closed.model_copy(update={"fetch": closed.fetch.model_copy(update={"allow_networks": ()})})
-    with pytest.raises(DatasetError, match=r"private_address 2.*--set 'fetch\.allow_networks=\[127\.0\.0\.0/8\]'"):
+    with pytest.raises(DatasetError, match=r"private_address 2.*allow_networks allows some: '\[127\.0\.0\.0/8\]'"):
         job.run(closed)
 
 
