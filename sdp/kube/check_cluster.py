@@ -7,7 +7,10 @@ its reports and not predicted.
 import json
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
 
 from sdp.console import counted
 from sdp.hardware import gpus_by_accelerator
@@ -53,7 +56,11 @@ def operator(api: Api) -> Generator[Finding, None, None]:
         else:
             yield Finding("operator", "ok" if version else "warning", f"{name} runs, version {dotted}")
     if not operators:
-        yield Finding("operator", "failed", "no deployment of KubeRay's operator", OPERATOR_HINT)
+        none = "no deployment of KubeRay's operator"
+        if any((cluster.get("status") or {}).get("state") for cluster in api.list(api.path("rayclusters"))):
+            yield Finding("operator", "warning", f"{none}, but one has answered: it runs elsewhere, or was removed")
+        else:
+            yield Finding("operator", "failed", none, OPERATOR_HINT)
 
 
 def version_of(metadata: Object, container: Object) -> tuple[int, ...] | None:
@@ -134,11 +141,15 @@ def _secrets_of(part: Any) -> Iterator[str]:
 
 
 def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:
-    """Check that there are nodes with the GPUs that each group asks for, of the kind that its label names."""
+    """Check that there are nodes with room for each group's pods, and with GPUs of the kind that its label names."""
     nodes = api.list("/api/v1/nodes")
     for group in raycluster["spec"].get("workerGroupSpecs") or ():
-        if gpus_of_pod(group["template"]["spec"]) and group.get("maxReplicas", 1):
-            yield judge_group(group, nodes)
+        pod, name = group["template"]["spec"], group["groupName"]
+        if group.get("maxReplicas", 1):
+            if gpus_of_pod(pod):
+                yield judge_group(group, nodes)
+            elif not any(_has_room(node, pod) for node in nodes):
+                yield _too_large(name, pod)
 
 
 def judge_group(group: Object, nodes: list[Object]) -> Finding:
@@ -166,4 +177,30 @@ def judge_group(group: Object, nodes: list[Object]) -> Finding:
     if known and (wrong := sorted(products - known - {""})):
         detail = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
         return Finding(check, "failed", detail, f"set {PRODUCT} in groups.{name}.podSpec.nodeSelector")
+    if not any(_has_room(node, pod) for node in selected):
+        return _too_large(name, pod)
     return Finding(check, "ok", f"{counted(len(selected), 'node')} with {label}")
+
+
+def _has_room(node: Object, pod: Object) -> bool:
+    """Return whether an empty node has the CPUs and the memory that a pod asks for."""
+    has = (node.get("status") or {}).get("allocatable") or {}
+    return all(parse_quantity(has[name]) >= amount for name, amount in _asked_for(pod).items() if name in has)
+
+
+def _too_large(name: str, pod: Object) -> Finding:
+    asked = _asked_for(pod)
+    size = f"{asked['cpu'].normalize():f} CPUs and {asked['memory'] / 2**30:.0f} GiB"
+    remedy = f"an autoscaler must add a larger one, or lower groups.{name}.cpu and memory"
+    return Finding(f"group {name}", "warning", f"no node has the {size} that a pod asks for", remedy)
+
+
+def _asked_for(pod: Object) -> dict[str, Decimal]:
+    """Return the CPUs and bytes that a pod's containers ask for."""
+    asked = [
+        (resources.get("limits") or {}) | (resources.get("requests") or {})
+        for resources in (container.get("resources") or {} for container in pod["containers"])
+    ]
+    return {
+        name: sum((parse_quantity(one[name]) for one in asked if name in one), Decimal()) for name in ("cpu", "memory")
+    }

@@ -961,6 +961,11 @@ def starting(lab: Lab) -> None:
     lab.kube.put(f"{RAY}/rayclusters/sdp", {**lab.kube.objects[f"{RAY}/rayclusters/sdp"], "status": {}})
 
 
+def no_operator(lab: Lab) -> None:
+    starting(lab)
+    lab.kube.objects.pop(OPERATOR)
+
+
 def bad_image(lab: Lab) -> None:
     starting(lab)
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such tag"}}
@@ -985,7 +990,8 @@ def bad_config(lab: Lab) -> None:
         (no_crd, "cluster", "failed: kubernetes: this cluster does not serve /apis/ray.io/v1/namespaces/lab/raycl"),
         (lambda lab: lab.kube.put(CRD, {}), "CRDs", "failed: older than the chart: no authOptions, "),
         (old_operator, "operator", "failed: kuberay-system/kuberay-operator is 1.6.2; upgrade it"),
-        (lambda lab: lab.kube.objects.pop(OPERATOR), "operator", "failed: no deployment of KubeRay's operator"),
+        (no_operator, "operator", "failed: no deployment of KubeRay's operator; install"),
+        (lambda lab: lab.kube.objects.pop(OPERATOR), "operator", "warning: no deployment of KubeRay's operator, but"),
         (no_cluster, "cluster", "failed: --cluster: there is no RayCluster 'sdp' in namespace 'lab'"),
         (bad_image, "pods", "failed: worker: ImagePullBackOff (no such tag); check image, tag and imagePullSecrets"),
         (bad_image, "cluster", "failed: sdp is starting; kubectl describe raycluster sdp"),

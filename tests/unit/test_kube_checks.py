@@ -35,6 +35,23 @@ def test_a_groups_nodes_have_as_many_gpus_as_its_pods_and_the_one_that_its_label
     assert says in str(finding)
 
 
+@pytest.mark.parametrize(
+    ("has", "state"),
+    [
+        ({"cpu": "94", "memory": "1100Gi"}, "ok"),
+        ({"cpu": "91900m", "memory": "1100Gi"}, "warning"),
+        ({"cpu": "94", "memory": "1049Gi"}, "warning"),
+    ],
+)
+def test_a_pod_that_is_larger_than_each_node_is_told(has: dict[str, str], state: str) -> None:
+    large, own = group("g", 8, "A100"), node("n", 8, A100)
+    large["template"]["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "92", "memory": "1050Gi"}
+    own["status"]["allocatable"] |= has
+    finding = judge_group(large, [own])
+    assert finding.state == state
+    assert ("no node has the 92 CPUs and 1050 GiB that a pod asks for" in str(finding)) == (state == "warning")
+
+
 REFUSED = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
 NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotReady", "message": "pulling"}
 
