@@ -16,6 +16,9 @@ from typing import Self
 
 from sdp.errors import shortened
 
+SUBMITTED_ENV = "SDP_SUBMITTED"
+"""The command line by which a job was submitted to its cluster."""
+
 _quiet = False
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that control a terminal or the direction of writing."""
@@ -195,7 +198,9 @@ def rate(count: float) -> str:
 
 
 def rerun(job: str, *more: str) -> str:
-    """Return the command line that this process runs, with more options."""
-    words = sys.argv[1:] if sys.argv[1:2] == [job] else [job]
+    """Return the command line that this process runs, or that submits it to its cluster, with more options."""
+    words = [job]
+    if sys.argv[1:2] == [job]:
+        words = shlex.split(os.environ.get(SUBMITTED_ENV, ""))[1:] or sys.argv[1:]
     kept = [word for word in words if word not in ("--dry-run", "--changed")]
     return shlex.join(["sdp", *kept, *(word for word in more if word not in kept)])

@@ -7,6 +7,7 @@ With `--wait-for-input` before JOB, the job starts when the dataset that it read
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 
 from sdp.backoff import backoff
-from sdp.console import Progress, configure, say
+from sdp.console import SUBMITTED_ENV, Progress, configure, duration, say
 from sdp.errors import RESTARTED, SdpError, Unavailable, UserError
 from sdp.kube.leave import LEAVING
 from sdp.kube.mounted import wait_for_configuration
-from sdp.kube.rayjob import LOGS_FOLDER, config_in
+from sdp.kube.rayjob import JOBS_FOLDER, LOGS_FOLDER, config_in
 from sdp.ray import internals
 
 TRIES = 5
@@ -99,12 +100,13 @@ def wait_for_input(words: Sequence[str]) -> None:
 
     settings = config_in(words)
     source = open_storage(settings.source.uri, settings.storage.options())
-    with Progress(f"{words[0]} is waiting", every_s=300) as progress:
+    began = time.monotonic()
+    with Progress(f"{words[0]} is waiting", every_s=30) as progress:
         while True:
             try:
                 if source.exists(MANIFEST):
                     return
-                progress.update(f"for {source.uri} to be complete")
+                progress.update(f"for {source.uri} to be complete · {duration(time.monotonic() - began)}")
             except Unavailable as error:
                 progress.update(f"for {source.uri}: {error}")
             time.sleep(POLL_S)
@@ -137,6 +139,8 @@ def main(arguments: Sequence[str]) -> int:
     configure()
     waits = list(arguments[:1]) == [WAIT_FLAG]
     words = arguments[waits:]
+    if (file := Path("".join(words[2:3]))).parent == Path(JOBS_FOLDER):  # as manifests/ have it: JOB --config FILE
+        os.environ[SUBMITTED_ENV] = shlex.join(["sdp", "submit", file.stem, *words[3:]])
     try:
         wait_for_configuration(words)
         if waits:

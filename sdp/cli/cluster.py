@@ -28,6 +28,7 @@ def _api(args: Arguments) -> Any:
 @_CLUSTER
 @argument("--name NAME", "the RayJob's name (default: sdp-JOB- and five characters)")
 @_ACCESS
+@argument("--only-failed", "retry the rows that failed, in download, score, caption and process")
 @argument("--own-cluster", "run it on a cluster made for it like the RayCluster, and deleted after it")
 @argument("--no-follow", "return as soon as the job is submitted")
 @argument("--dry-run", "only print the RayJob, for kubectl create")
@@ -46,6 +47,7 @@ def submit(args: Arguments) -> int:
         name=args.name,
         own_cluster=args.own_cluster,
         follow=not args.no_follow,
+        only_failed=args.only_failed,
     )
 
     if args.dry_run or args.manifest:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from sdp.console import nearest
+from sdp.console import SUBMITTED_ENV, nearest
 from sdp.errors import UserError
 from sdp.kube import Object
 
@@ -48,13 +48,16 @@ def make_rayjob(
     cluster: str = DEFAULT_CLUSTER,
     name: str | None = None,
     overrides: Sequence[str] = (),
+    file: str | None = None,
+    only_failed: bool = False,
 ) -> Object:
     """Return the RayJob that runs a job (KIND or KIND-NAME) under the supervisor on an existing cluster.
 
     Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs; `overrides` are arguments of
-    `--set`. Without `name` the RayJob's name is made of the job's and five characters, here rather than by Kubernetes,
-    so that a repeated request does not create a second one.
+    `--set`, and `file` is where the text was. Without `name` the RayJob's name is made of the job's and five
+    characters, here rather than by Kubernetes, so that a repeated request does not create a second one.
     """
+    sets = [word for override in overrides for word in ("--set", override)]
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
     config = ["--config", f"{JOBS_FOLDER}/{job}.yaml"]
     if config_text is not None:
@@ -65,6 +68,7 @@ def make_rayjob(
             )
         config = ["--config", f"env:{CONFIG_ENV}"]
         env[CONFIG_ENV] = config_text
+        env[SUBMITTED_ENV] = shlex.join(["sdp", "submit", job, *(["--config", file] if file else ()), *sets])
     if name is None:
         name = f"sdp-{job}-{''.join(secrets.choice(_SUFFIX) for _ in range(5))}"
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
@@ -72,7 +76,7 @@ def make_rayjob(
             f"--name: expected at most {LONGEST_NAME} lower-case letters, digits and hyphens, a letter first, "
             f"got {name!r}"
         )
-    sets = [word for override in overrides for word in ("--set", override)]
+    words = [kind_of(job), *config, *sets, *(["--only-failed"] if only_failed else ())]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -81,7 +85,7 @@ def make_rayjob(
             "submissionMode": "HTTPMode",
             "clusterSelector": {"ray.io/cluster": cluster},
             "preRunningDeadlineSeconds": START_S,
-            "entrypoint": shlex.join(["python", "-m", "sdp.supervisor", kind_of(job), *config, *sets]),
+            "entrypoint": shlex.join(["python", "-m", "sdp.supervisor", *words]),
             "runtimeEnvYAML": as_yaml({"env_vars": env}),
         },
     }

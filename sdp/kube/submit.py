@@ -22,6 +22,8 @@ from sdp.kube.state import BY_LABEL, job_state
 WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 LONGEST_LABEL = 63
 """Kubernetes' limit for a label's value."""
+RETRIED = ("download", "score", "caption", "process")
+"""The jobs that take --only-failed."""
 TRIES, PAUSE_S = 20, 1.0
 """Requests to create a RayJob, while an earlier one of its name is deleted or the server is silent."""
 
@@ -44,6 +46,8 @@ class Submission:
     own_cluster: bool = False
     """Run the job on a cluster of its own, made like the RayCluster."""
     follow: bool = True
+    only_failed: bool = False
+    """Retry the rows that failed."""
 
 
 def submit(api: Api, submission: Submission, say: Say) -> int:
@@ -80,6 +84,8 @@ def rayjob_of(
     """
     text, config = _checked_file(submission, say)
     kind, sets = kind_of(submission.job), list(submission.overrides)
+    if submission.only_failed and kind not in RETRIED:
+        raise UserError(f"--only-failed: expected {', '.join(RETRIED)}, which count rows that failed, got {kind}")
     if submission.own_cluster and kind == "train":
         sets.append("scaling.can_grow=false")
     unread: ReadRelease = ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
@@ -89,7 +95,10 @@ def rayjob_of(
         if send and len(texts[submission.job].encode()) <= LARGEST_CONFIG:
             text = texts[submission.job]
     name: str = cluster["metadata"]["name"]
-    rayjob = make_rayjob(submission.job, text, cluster=name, name=submission.name, overrides=sets)
+    rayjob = make_rayjob(
+        submission.job, text, cluster=name, name=submission.name, overrides=sets, file=submission.config,
+        only_failed=submission.only_failed,
+    )  # fmt: skip
     if not submission.own_cluster:
         return rayjob
     if read_release is None or config is None:

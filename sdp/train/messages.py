@@ -1,10 +1,11 @@
 """A run's progress line, and its summary when training ends."""
 
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
 from sdp.config.train import PricesConfig, TrainConfig
-from sdp.console import clock, counted, duration, rate, size, spent
+from sdp.console import SUBMITTED_ENV, clock, counted, duration, rate, size, spent
 from sdp.hardware import gpus_by_accelerator
 from sdp.model.checkpoints import TrainState, run_of
 from sdp.model.sources import BUILTIN
@@ -85,5 +86,8 @@ def summary_lines(
     if checkpoint and state.step:
         run = shlex.quote(run_of(checkpoint))
         export = f"for ComfyUI, sdp export {run} FILE.safetensors --lora" if lora else f"sdp export {run} FOLDER"
-        lines.append(f"next: sdp generate {run} 'a prompt', or {export}")
+        draw = f"sdp generate {run} 'a prompt'"
+        if os.environ.get(SUBMITTED_ENV):
+            draw = f"sdp submit generate --set checkpoint={run}"
+        lines.append(f"next: {draw}, or {export}")
     return lines

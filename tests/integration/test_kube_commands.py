@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 from sdp.cli import main
+from sdp.console import SUBMITTED_ENV
 from sdp.kube import head as kube_head
 from sdp.kube import logs as kube_logs
 from sdp.kube import stop as kube_stop
@@ -263,6 +265,22 @@ def test_a_second_configuration_of_a_kind_is_submitted_by_its_name(lab: Lab) -> 
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
     assert made["spec"] == make_rayjob("train-online", TRAIN, overrides=["limit=5"])["spec"]
     assert main(["submit", "train-online", "--no-follow", "--set", "limt=5"]) == 2
+
+
+def test_failed_rows_are_retried_by_a_job_whose_hints_name_its_own_command(
+    lab: Lab, tmp_path: Path, capfd: Capture
+) -> None:
+    file = tmp_path / "my download.yaml"
+    file.write_text("{source: {uri: 's3://b/urls'}, output: {uri: 's3://b/images'}}")
+    line = ["submit", "download", "--config", str(file), "--set", "limit=5"]
+    assert main([*line, "--only-failed", "--no-follow"]) == 0
+    (name,) = lab.jobs()
+    made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
+    assert made["spec"]["entrypoint"].endswith(" download --config env:SDP_JOB_CONFIG --set limit=5 --only-failed")
+    env = yaml.safe_load(made["spec"]["runtimeEnvYAML"])["env_vars"]
+    assert shlex.split(env[SUBMITTED_ENV]) == ["sdp", *line]
+    assert main(["submit", "train", "--only-failed", "--no-follow"]) == 2
+    assert "--only-failed: expected download, score, caption, process, which" in capfd.readouterr().err
 
 
 def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from sdp import console
-from sdp.console import Progress, configure, rate, rerun, say
+from sdp.console import SUBMITTED_ENV, Progress, configure, rate, rerun, say
 from sdp.model.checkpoints import TrainState
 from sdp.train.messages import summary_lines
 
@@ -39,6 +39,9 @@ def test_a_command_that_is_run_again_keeps_its_configuration_alone(monkeypatch: 
         "sdp process --config 'my file.yaml' --set a=1 --set b=2 --only-failed"
     )
     assert rerun("download", "--only-failed") == "sdp download --only-failed"
+    monkeypatch.setenv(SUBMITTED_ENV, "sdp submit process-large --set 'a=1 2'")
+    assert rerun("process", "--only-failed") == "sdp submit process-large --set 'a=1 2' --only-failed"
+    assert rerun("download") == "sdp download"
 
 
 def test_a_job_says_what_it_does_until_its_first_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +102,12 @@ def test_filters_are_chosen_in_one_place(capsys: pytest.CaptureFixture[str]) -> 
         configure()
         logging.getLogger().handlers[:] = before
         logging.getLogger("sdp").setLevel(logging.NOTSET)
+
+
+def test_a_run_of_a_cluster_is_drawn_with_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SUBMITTED_ENV, "sdp submit train")
+    *_, after = summary_lines(TrainState(step=1), "s3://b/run/checkpoints/step-1", "stopped")
+    assert after == "next: sdp submit generate --set checkpoint=s3://b/run, or sdp export s3://b/run FOLDER"
 
 
 def test_a_run_without_a_step_does_not_suggest_an_export() -> None:

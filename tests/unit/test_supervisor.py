@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sdp import supervisor
+from sdp.console import SUBMITTED_ENV
 from sdp.kube import mounted as kube_mounted
 from sdp.kube.leave import LEAVING, leave, supervises
 from sdp.supervisor import supervise
@@ -206,6 +207,15 @@ def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
     (images / "_manifest.json").write_text("{}")
     job.join(60)
     assert complete_at_start == [True]
+
+
+def test_a_jobs_hints_name_the_command_that_submits_it_to_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SUBMITTED_ENV, "")
+    seen: list[str] = []
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: seen.append(os.environ[SUBMITTED_ENV]) or 0)
+    words = ["download", "--config", "/etc/sdp/jobs/download-more.yaml", "--set", "limit=5 "]
+    assert supervisor.main(words) == 0
+    assert seen == ["sdp submit download-more --set 'limit=5 '"]
 
 
 @pytest.fixture
