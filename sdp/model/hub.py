@@ -46,13 +46,13 @@ def download(source: ModelSource, patterns: Sequence[str], is_complete: Callable
         return _snapshot(source, patterns, etag_timeout=TIMEOUT_S)
 
 
-def read(source: ModelSource, name: str) -> bytes:
-    """Return one small file of the repository at the revision."""
+def folder_with(source: ModelSource, name: str) -> Path:
+    """Return the folder of the repository's files at the revision, in the library's cache, with this file in it."""
     from huggingface_hub import hf_hub_download
 
     with _explained(source):
         path = hf_hub_download(source.uri, name, revision=source.revision, etag_timeout=TIMEOUT_S)
-    return Path(path).read_bytes()
+    return Path(path).parents[name.count("/")]
 
 
 def push(path: Path, repository: str) -> str:

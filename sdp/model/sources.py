@@ -12,7 +12,6 @@ folder and its digest. A source pinned by `sha256` is refused when its content h
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -197,16 +196,15 @@ def local_folder(source: ModelSource) -> Path:
 
 def _files(source: ModelSource, storage: StorageOptions | None) -> tuple[Exists, Callable[[str], bytes]]:
     """Return a test for a source's files, and a reader of small ones."""
-    if source.kind == "hub":
-        return hub.exists(source), partial(hub.read, source)
-    folder = _open(source, storage)
+    opened = None if source.kind == "hub" else _open(source, storage)
 
     def read(name: str) -> bytes:
+        folder = opened or open_storage(str(hub.folder_with(source, name)))
         if (file := folder.find(name)) is not None and file.size > _LARGEST:
             raise ModelError(f"model source {source}: {name} is too large ({file.size:,} bytes); restore it")
         return folder.read(name)
 
-    return folder.exists, read
+    return (opened.exists if opened else hub.exists(source)), read
 
 
 def _family(source: ModelSource, exists: Exists, read: Callable[[str], bytes]) -> Family:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
@@ -95,13 +96,14 @@ class TensorIndex:
     tensors: Mapping[str, StoredTensor]
 
     def file_sizes(self) -> dict[str, int]:
-        """Return the smallest valid size of each file."""
-        sizes: dict[str, int] = {}
+        """Return the smallest valid size of each file, where no chunks share bytes."""
+        ends, sizes = dict[str, int](), Counter[str]()
         for tensor in self.tensors.values():
             for chunk in tensor.chunks:
-                end = chunk.start + chunk.values * tensor.itemsize
-                sizes[chunk.file] = max(sizes.get(chunk.file, 0), end)
-        return sizes
+                size = chunk.values * tensor.itemsize
+                sizes[chunk.file] += size
+                ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.start + size)
+        return {file: max(end, sizes[file]) for file, end in ends.items()}
 
 
 @dataclass(frozen=True, slots=True)

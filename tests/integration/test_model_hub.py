@@ -140,6 +140,14 @@ def test_a_pinned_repository_is_checked_without_downloading_it(hub: Hub, ask: As
     assert sum("/api/" in path for path in hub.asked) == 1, "a revision's files are listed once a process"
 
 
+def test_a_huge_configuration_on_the_hub_is_not_read(hub: Hub, ask: Ask) -> None:
+    hub.files["scheduler/scheduler_config.json"] = b"[" * (17 << 20)
+    done = ask(f"prediction_type('{SOURCE}')")
+    assert done.line == (
+        f"2 model source {SOURCE}: scheduler/scheduler_config.json is too large (17,825,792 bytes); restore it"
+    )
+
+
 def test_a_pinned_repository_is_downloaded_once_and_has_the_models_digest(hub: Hub, ask: Ask) -> None:
     done = ask(f"resolve('{SOURCE}').digest")
     assert done.code == 0, done.line

@@ -144,6 +144,14 @@ def test_a_tensor_larger_than_its_file_gets_no_memory(folder: Storage) -> None:
     assert sharded.read_tensors(folder, ["w1"])["w1"].shape == (4, 8)
 
 
+def test_tensors_that_share_a_chunk_get_no_memory(folder: Storage) -> None:
+    index = json.loads(folder.read("tensors.json"))
+    index["tensors"] |= {f"copy{number}": index["tensors"]["w0"] for number in range(100)}
+    folder.publish("tensors.json", json.dumps(index).encode())
+    with pytest.raises(DamagedCheckpoint, match=r"worker-00000\.000\.bin: too short"):
+        sharded.read_tensors(folder, index["tensors"])
+
+
 def test_empty_chunks_and_scalars_are_read(tmp_path: Path) -> None:
     """As more workers than a tensor has rows save it."""
     expected = {"scalar": torch.tensor(3.0), "one": torch.tensor([5.0])}
