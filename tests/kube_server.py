@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import yaml
 
@@ -364,6 +364,8 @@ class _RayHandler(_Handler):
 
     def serve(self, method: str) -> None:
         name, _, what = self.path.removeprefix("/api/jobs/").partition("/")
+        if self.path.startswith("/api/v0/logs/file?"):
+            name, what = parse_qs(urlsplit(self.path).query)["submission_id"][0], "end"
         job = self.ray.jobs.get(name)
         if self.headers.get("x-ray-authorization") != f"Bearer {self.ray.token}":
             self.reply(403, b"Forbidden")
@@ -376,6 +378,8 @@ class _RayHandler(_Handler):
             self._tail(job)
         elif what == "":
             self.reply(200, json.dumps(job.record).encode())
+        elif what == "end":
+            self.reply(200, bytes(job.log))
         elif what == "logs":
             self.reply(200, json.dumps({"logs": job.log.decode()}).encode())
         else:

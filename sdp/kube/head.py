@@ -18,6 +18,7 @@ from sdp.kube.api import ANSWER_S, Api, Forbidden, Missing, Unreachable
 PORT = 8265
 TOKEN_ENV = "RAY_AUTH_TOKEN"
 """Ray's name for the token's variable."""
+LAST_LINES = 1000
 QUIET_S = 60.0
 """Time without a byte after which a log's connection is replaced."""
 
@@ -34,6 +35,10 @@ class RayHead:
     def log(self, submission: str) -> str:
         """Return a job's log so far."""
         return str(self._ask("GET", _path(submission, "logs"))["logs"])
+
+    def last_lines(self, submission: str) -> list[str]:
+        """Return the end of a job's log."""
+        return self._text("GET", f"/api/v0/logs/file?submission_id={quote(submission)}&lines={LAST_LINES}").splitlines()
 
     def record(self, submission: str) -> Object:
         """Return what Ray has recorded of a job."""
@@ -63,6 +68,11 @@ class RayHead:
                     yield text.encode() if isinstance(text, str) else text
 
     def _ask(self, method: str, path: str) -> Any:
+        text = self._text(method, path)
+        with self._explained():
+            return json.loads(text)
+
+    def _text(self, method: str, path: str) -> str:
         connection = http.client.HTTPConnection("localhost", PORT)
         connection.sock = self._socket
         connection.sock.settimeout(ANSWER_S)
@@ -72,7 +82,7 @@ class RayHead:
             text = response.read().decode("utf-8", "replace")
             if response.status >= 400:
                 raise self._refusal(response.status, one_line(text))
-            return json.loads(text)
+            return text
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -59,7 +59,12 @@ def saved_logs(api: Api, rayjob: Object, submission: str) -> str:
     address = os.environ.get("AWS_ENDPOINT_URL", settings.storage.endpoint)
     output = open_storage(settings.output.uri, settings.storage.options()).with_options(endpoint=address)
     saved = output.child(f"{LOGS_FOLDER}/{submission}")
-    if not (names := saved.names()):
+    try:
+        names = saved.names()
+    except SdpError as error:
+        gone = f"logs: the cluster's head is gone; its log in {saved.uri} cannot be read"
+        raise type(error)(f"{gone}: {error}") from error
+    if not names:
         raise NotFound(f"logs: the cluster's head is gone, and {saved.uri} is empty: it took the log along")
     return "\n".join(f"--- {saved.uri_of(name)}\n{saved.read(name).decode(errors='replace')}" for name in names)
 

@@ -138,7 +138,7 @@ def _progress(api: Api, job: JobState) -> str:
     lines: list[str] = []
     if job.state == "running":
         with suppress(SdpError):
-            lines = RayHead(api, job.cluster).log(job.submission).splitlines()
+            lines = RayHead(api, job.cluster).last_lines(job.submission)
     kind, has_begun = kind_of(job.job), False
     progress = re.compile(rf"{kind}(: (waiting for |no progress for |.* · )| is waiting: )")
     for line in reversed(lines):

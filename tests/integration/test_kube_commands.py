@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from sdp.cli import main
 from sdp.console import SUBMITTED_ENV
+from sdp.errors import AccessDenied
 from sdp.kube import head as kube_head
 from sdp.kube import logs as kube_logs
 from sdp.kube import stop as kube_stop
@@ -29,6 +31,7 @@ from sdp.kube.api import Unreachable
 from sdp.kube.check_cluster import FIELDS
 from sdp.kube.doctor import examine_pod, mounted_texts
 from sdp.kube.rayjob import make_rayjob
+from sdp.storage.local import LocalStorage
 from tests.kube_server import (
     CORE,
     CRD,
@@ -739,7 +742,7 @@ def test_what_jobs_and_pods_write_cannot_control_the_terminal(lab: Lab, capfd: C
 
 @pytest.mark.parametrize("sent", [False, True], ids=["the cluster's configuration", "one sent along"])
 def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
-    lab: Lab, tmp_path: Path, capfd: Capture, sent: bool
+    lab: Lab, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
     text = TRAIN.replace("s3://b/run", str(tmp_path / "elsewhere" if sent else tmp_path / "run"))
     overrides = [f"output.uri={tmp_path}/run"] if sent else []
@@ -755,6 +758,11 @@ def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
     (saved / "worker-1.log").write_text("SIGSEGV\n")
     assert main(["logs", "x"]) == 0
     assert capfd.readouterr().out == f"--- {saved}/driver.log\nwhy\n\n--- {saved}/worker-1.log\nSIGSEGV\n"
+    refusal = AccessDenied("no credentials")
+    monkeypatch.setattr(LocalStorage, "names", Mock(side_effect=refusal))
+    assert main(["logs", "x"]) == refusal.exit_code
+    says = f"sdp: logs: the cluster's head is gone; its log in {saved} cannot be read: no credentials\n"
+    assert capfd.readouterr().err == says
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
