@@ -63,13 +63,14 @@ class Kube:
         """Wait for a condition's result; at the deadline fail with the namespace's state."""
         deadline = time.monotonic() + seconds
         last = ""
-        while time.monotonic() < deadline:
+        while (began := time.monotonic()) < deadline:
             try:
                 if result := condition():
                     return result
             except Failed as error:
                 last = f"\nlast: {error}"  # an API server may be away for a moment
-            threading.Event().wait(1.0)
+            # The nodes may share this machine's cores, and a look starts a process or two.
+            threading.Event().wait(max(1.0, 2 * (time.monotonic() - began)))
         raise AssertionError(f"not within {seconds:.0f} s: {what}{last}\n{self.report()}")
 
     def report(self) -> str:
