@@ -122,7 +122,9 @@ def test_a_suspended_desk_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch
         pipeline.feed(0, 100)
         assert len(collect(pipeline, 1)) == 1
         (process,) = (
-            each for each in psutil.Process().children(recursive=True) if "ray::Desk" in "".join(each.cmdline())
+            each
+            for each in psutil.Process().children(recursive=True)
+            if "ray::Desk" in "".join(each.as_dict(["cmdline"], "")["cmdline"])  # empty of one that has just ended
         )
         process.suspend()
         with pytest.raises(SdpError, match=r"Ray's actor Desk.* has not answered for 5.0 s; run the job again"):
