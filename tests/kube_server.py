@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
@@ -365,7 +365,7 @@ class _RayHandler(_Handler):
     def serve(self, method: str) -> None:
         name, _, what = self.path.removeprefix("/api/jobs/").partition("/")
         if self.path.startswith("/api/v0/logs/file?"):
-            name, what = parse_qs(urlsplit(self.path).query)["submission_id"][0], "end"
+            name, what = dict(parse_qsl(urlsplit(self.path).query))["submission_id"], "end"
         job = self.ray.jobs.get(name)
         if self.headers.get("x-ray-authorization") != f"Bearer {self.ray.token}":
             self.reply(403, b"Forbidden")

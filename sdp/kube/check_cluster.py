@@ -144,12 +144,12 @@ def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:
     """Check that there are nodes with room for each group's pods, and with GPUs of the kind that its label names."""
     nodes = api.list("/api/v1/nodes")
     for group in raycluster["spec"].get("workerGroupSpecs") or ():
-        pod, name = group["template"]["spec"], group["groupName"]
-        if group.get("maxReplicas", 1):
-            if gpus_of_pod(pod):
-                yield judge_group(group, nodes)
-            elif not any(_has_room(node, pod) for node in nodes):
-                yield _too_large(name, pod)
+        if not group.get("maxReplicas", 1):
+            continue
+        if gpus_of_pod(group["template"]["spec"]):
+            yield judge_group(group, nodes)
+        elif large := _too_large(group, nodes):
+            yield large
 
 
 def judge_group(group: Object, nodes: list[Object]) -> Finding:
@@ -177,19 +177,16 @@ def judge_group(group: Object, nodes: list[Object]) -> Finding:
     if known and (wrong := sorted(products - known - {""})):
         detail = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
         return Finding(check, "failed", detail, f"set {PRODUCT} in groups.{name}.podSpec.nodeSelector")
-    if not any(_has_room(node, pod) for node in selected):
-        return _too_large(name, pod)
-    return Finding(check, "ok", f"{counted(len(selected), 'node')} with {label}")
+    return _too_large(group, selected) or Finding(check, "ok", f"{counted(len(selected), 'node')} with {label}")
 
 
-def _has_room(node: Object, pod: Object) -> bool:
-    """Return whether an empty node has the CPUs and the memory that a pod asks for."""
-    has = (node.get("status") or {}).get("allocatable") or {}
-    return all(parse_quantity(has[name]) >= amount for name, amount in _asked_for(pod).items() if name in has)
-
-
-def _too_large(name: str, pod: Object) -> Finding:
-    asked = _asked_for(pod)
+def _too_large(group: Object, nodes: list[Object]) -> Finding | None:
+    """Return that none of these nodes, were it empty, has the CPUs and the memory of a group's pod."""
+    asked, name = _asked_for(group["template"]["spec"]), group["groupName"]
+    for node in nodes:
+        has = (node.get("status") or {}).get("allocatable") or {}
+        if all(parse_quantity(has[resource]) >= amount for resource, amount in asked.items() if resource in has):
+            return None
     size = f"{asked['cpu'].normalize():f} CPUs and {asked['memory'] / 2**30:.0f} GiB"
     remedy = f"an autoscaler must add a larger one, or lower groups.{name}.cpu and memory"
     return Finding(f"group {name}", "warning", f"no node has the {size} that a pod asks for", remedy)
