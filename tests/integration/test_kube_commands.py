@@ -46,13 +46,11 @@ from tests.kube_server import (
     raycluster,
     running,
 )
-from tests.programs import ended
+from tests.programs import ROOT, ended
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "sdp-cluster"
 TRAIN = "source: {uri: s3://b/latents}\noutput: {uri: s3://b/run}\nmodel: {source: 'builtin:tiny'}\n"
-Capture = pytest.CaptureFixture[str]
 
 
 @dataclass
@@ -61,6 +59,12 @@ class Lab:
 
     kube: KubeServer
     ray: RayServer
+    terminal: pytest.CaptureFixture[str]
+
+    def run(self, *words: str, code: int = 0) -> Any:
+        """Run a command of sdp, which must end with a code; return what it prints."""
+        assert main(list(words)) == code
+        return self.terminal.readouterr()
 
     def job(self, name: str) -> None:
         """A RayJob that is there already."""
@@ -105,7 +109,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Lab]:
     monkeypatch.setattr(kube_logs, "POLL_S", 0.1)
     for name in ("RAY_AUTH_TOKEN", *(f"{kind}_PROXY" for kind in ("HTTPS", "HTTP", "ALL"))):
         monkeypatch.delenv(name, raising=False)
@@ -113,13 +117,13 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     with running() as (kube, ray):
         monkeypatch.setenv("KUBECONFIG", str(kube.kubeconfig(tmp_path / "kubeconfig")))
         kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": TRAIN}})
-        yield Lab(kube, ray)
+        yield Lab(kube, ray, capfd)
 
 
 # --- submit and follow -----------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab, capfd: Capture) -> None:
+def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab) -> None:
     def story(name: str, submission: str) -> None:
         for number in range(50):
             lab.ray.write(submission, f"step {number}: größer\n".encode())
@@ -127,8 +131,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab, capfd: Capture) ->
         lab.end(name)
 
     lab.plays(story)
-    assert main(["submit", "train", "--set", "limit=5"]) == 0
-    out, err = capfd.readouterr()
+    out, err = lab.run("submit", "train", "--set", "limit=5")
     assert out == "".join(f"step {number}: größer\n" for number in range(50))
     (name,) = lab.jobs()
     assert re.fullmatch(r"sdp-train-[a-z0-9]{5}", name)
@@ -142,16 +145,13 @@ def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab, capfd: Capture) ->
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (137, 1)])
-def test_a_failed_job_reports_its_reason_and_whether_the_user_must_fix_it(
-    lab: Lab, capfd: Capture, code: int, expected: int
-) -> None:
+def test_a_failed_job_reports_its_reason_and_whether_the_user_must_fix_it(lab: Lab, code: int, expected: int) -> None:
     reason = f"Job entrypoint command failed with exit code {code}"
     lab.plays(lambda name, _: lab.end(name, "FAILED", f"{reason}, last available logs (truncated to 20,000 chars):\nx"))
-    assert main(["submit", "train"]) == expected
-    assert f"failed ({reason})" in capfd.readouterr().err
+    assert f"failed ({reason})" in lab.run("submit", "train", code=expected).err
 
 
-def test_each_byte_of_a_log_is_printed_once_however_often_the_connection_breaks(lab: Lab, capfd: Capture) -> None:
+def test_each_byte_of_a_log_is_printed_once_however_often_the_connection_breaks(lab: Lab) -> None:
     lines = [f"line {number} {'é' * 50}\n".encode() for number in range(200)]
 
     def story(name: str, submission: str) -> None:
@@ -167,17 +167,16 @@ def test_each_byte_of_a_log_is_printed_once_however_often_the_connection_breaks(
         lab.end(name)
 
     lab.plays(story)
-    assert main(["submit", "train"]) == 0
-    assert capfd.readouterr().out.encode() == b"".join(lines)
+    assert lab.run("submit", "train").out.encode() == b"".join(lines)
     assert lab.ray.streams >= 4
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["a head that is killed", "a head that ends the job first"])
-def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(lab: Lab, capfd: Capture, ends: bool) -> None:
+def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(lab: Lab, ends: bool) -> None:
     shown: list[str] = []
 
     def first_head_shown() -> bool:
-        shown.append(capfd.readouterr().out)
+        shown.append(lab.terminal.readouterr().out)
         return "of the first head\n" in "".join(shown)
 
     def story(name: str, submission: str) -> None:
@@ -195,37 +194,34 @@ def test_after_a_new_head_the_jobs_new_log_is_printed_from_the_beginning(lab: La
         lab.end(name)
 
     lab.plays(story)
-    assert main(["submit", "train"]) == 0
-    assert "".join(shown) + capfd.readouterr().out == "of the first head\nof the second\n"
+    rest = lab.run("submit", "train").out
+    assert "".join(shown) + rest == "of the first head\nof the second\n"
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_lost_response_does_not_create_two_jobs(
-    lab: Lab, capfd: Capture, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_response_does_not_create_two_jobs(lab: Lab, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_submit, "PAUSE_S", 0.01)
     lab.kube.fault("POST", "rayjobs", "lose", 1)
     lab.kube.fault("POST", "rayjobs", "drop", times - 1)
-    assert main(["submit", "train", "--no-follow"]) == 0
-    assert len(lab.jobs()) == 1
-    assert lab.jobs()[0] in capfd.readouterr().err
+    err = lab.run("submit", "train", "--no-follow").err
+    (name,) = lab.jobs()
+    assert name in err
     assert lab.kube.asked("POST", "rayjobs$") == times + 1
 
 
-def test_a_configuration_travels_with_the_job_and_is_checked_before(lab: Lab, tmp_path: Path, capfd: Capture) -> None:
+def test_a_configuration_travels_with_the_job_and_is_checked_before(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(TRAIN + "limit: 5 # a few\n")
     del lab.kube.objects[f"{CORE}/configmaps/sdp-jobs"]
-    assert main(["submit", "train", "--config", str(file), "--no-follow", "--name", "mine"]) == 0
+    lab.run("submit", "train", "--config", str(file), "--no-follow", "--name", "mine")
     spec = lab.kube.objects[f"{RAY}/rayjobs/mine"]["spec"]
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["SDP_JOB_CONFIG"] == TRAIN + "limit: 5 # a few\n"
-    assert main(["submit", "train", "--config", str(file), "--set", "strategy.kind=zero", "--no-follow"]) == 2
-    assert "sdp: --set strategy.kind: expected ddp or fsdp, got 'zero'" in capfd.readouterr().err
-    assert main(["submit", "train", "--set", "limt=5", "--no-follow"]) == 2
-    assert "limt" in capfd.readouterr().err
+    err = lab.run("submit", "train", "--config", str(file), "--set", "strategy.kind=zero", "--no-follow", code=2).err
+    assert "sdp: --set strategy.kind: expected ddp or fsdp, got 'zero'" in err
+    assert "limt" in lab.run("submit", "train", "--set", "limt=5", "--no-follow", code=2).err
     file.write_text("source: {uri: s3://bucket/latents}\noutput: {uri: ./run}\nmodel: {source: builtin:tiny}\n")
-    assert main(["submit", "train", "--config", str(file), "--dry-run"]) == 2
-    assert "sdp: output.uri: ./run is on this machine" in capfd.readouterr().err
+    err = lab.run("submit", "train", "--config", str(file), "--dry-run", code=2).err
+    assert "sdp: output.uri: ./run is on this machine" in err
     assert lab.jobs() == ["mine"]
 
 
@@ -241,61 +237,55 @@ def test_a_configuration_travels_with_the_job_and_is_checked_before(lab: Lab, tm
     ],
 )
 def test_what_may_surprise_is_mentioned_and_the_job_is_submitted(
-    lab: Lab, capfd: Capture, line: str, setup: Callable[[Lab], Any], says: str
+    lab: Lab, line: str, setup: Callable[[Lab], Any], says: str
 ) -> None:
     setup(lab)
-    assert main(["submit", "train", "--no-follow", *line.split()]) == 0
-    assert says in capfd.readouterr().err
+    assert says in lab.run("submit", "train", "--no-follow", *line.split()).err
     assert len(lab.jobs()) == 1
 
 
-def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_used_again_once_its_job_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_submit, "PAUSE_S", 0.01)
     lab.begun("nightly")
-    assert main(["submit", "train", "--name", "nightly", "--no-follow"]) == 2
-    assert "RayJob 'nightly' has not ended; sdp logs nightly --follow shows it" in capfd.readouterr().err
+    err = lab.run("submit", "train", "--name", "nightly", "--no-follow", code=2).err
+    assert "RayJob 'nightly' has not ended; sdp logs nightly --follow shows it" in err
     lab.end("nightly", "FAILED")
-    assert main(["submit", "train", "--name", "nightly", "--no-follow"]) == 0
-    assert "continues from storage" in capfd.readouterr().err
+    assert "continues from storage" in lab.run("submit", "train", "--name", "nightly", "--no-follow").err
     assert "status" not in lab.kube.objects[f"{RAY}/rayjobs/nightly"]
 
 
 def test_a_second_configuration_of_a_kind_is_submitted_by_its_name(lab: Lab) -> None:
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": "limt: 5\n", "train-online.yaml": TRAIN}})
-    assert main(["submit", "train-online", "--no-follow", "--set", "limit=5"]) == 0
+    lab.run("submit", "train-online", "--no-follow", "--set", "limit=5")
     (name,) = lab.jobs()
     assert re.fullmatch(r"sdp-train-online-[a-z0-9]{5}", name)
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
     assert made["spec"] == make_rayjob("train-online", TRAIN, overrides=["limit=5"])["spec"]
-    assert main(["submit", "train-online", "--no-follow", "--set", "limt=5"]) == 2
+    lab.run("submit", "train-online", "--no-follow", "--set", "limt=5", code=2)
 
 
-def test_failed_rows_are_retried_by_a_job_whose_hints_name_its_own_command(
-    lab: Lab, tmp_path: Path, capfd: Capture
-) -> None:
+def test_failed_rows_are_retried_by_a_job_whose_hints_name_its_own_command(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "my download.yaml"
     file.write_text("{source: {uri: 's3://b/urls'}, output: {uri: 's3://b/images'}}")
     line = ["submit", "download", "--config", str(file), "--set", "limit=5"]
-    assert main([*line, "--only-failed", "--no-follow"]) == 0
+    lab.run(*line, "--only-failed", "--no-follow")
     (name,) = lab.jobs()
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
     assert made["spec"]["entrypoint"].endswith(" download --config env:SDP_JOB_CONFIG --set limit=5 --only-failed")
     env = yaml.safe_load(made["spec"]["runtimeEnvYAML"])["env_vars"]
     assert shlex.split(env[SUBMITTED_ENV]) == ["sdp", *line]
-    assert main(["submit", "train", "--only-failed", "--no-follow"]) == 2
-    assert "--only-failed: expected download, score, caption, process, which" in capfd.readouterr().err
+    err = lab.run("submit", "train", "--only-failed", "--no-follow", code=2).err
+    assert "--only-failed: expected download, score, caption, process, which" in err
 
 
 def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
     line = ["submit", "train", "--dry-run", "--name", "x", "--cluster", "big"]
-    assert main([*line, "--set", "model.source=b c"]) == 0
-    shown = yaml.safe_load(capfd.readouterr().out)
+    shown = yaml.safe_load(lab.run(*line, "--set", "model.source=b c").out)
     assert shown == make_rayjob("train", cluster="big", name="x", overrides=["model.source=b c"])
-    assert main([*line, "--set", "max_stepz=1000", "--set", "data.batch_size=many"]) == 2
-    out, err = capfd.readouterr()
+    out, err = lab.run(*line, "--set", "max_stepz=1000", "--set", "data.batch_size=many", code=2)
     assert out == ""
     assert err.splitlines() == [
         "sdp: --set data.batch_size: expected a whole number of 1 or more, got 'many'",
@@ -303,15 +293,15 @@ def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     ]
     # The cluster's file may change the defaults that these contradict.
     settings = ["scaling.accelerator=cpu", "scaling.accelerator=A100", "source.also.0.weight=2"]
-    assert main([*line, *(word for setting in settings for word in ("--set", setting))]) == 0
-    assert "scaling.accelerator=A100" in capfd.readouterr().out
+    out = lab.run(*line, *(word for setting in settings for word in ("--set", setting))).out
+    assert "scaling.accelerator=A100" in out
 
 
-def test_a_job_is_submitted_with_a_cluster_of_its_own(lab: Lab, capfd: Capture) -> None:
+def test_a_job_is_submitted_with_a_cluster_of_its_own(lab: Lab) -> None:
     lab.kube.put(f"{RAY}/rayclusters/sdp", raycluster(group("cpu"), group("a100", 8, "A100", 4)))
     settings = ["--set", "scaling.accelerator=A100", "--set", "scaling.num_workers=9", "--name", "own"]
-    assert main(["submit", "train", "--own-cluster", "--no-follow", *settings]) == 0
-    assert "submitted own to its own cluster in namespace 'lab'" in capfd.readouterr().err
+    err = lab.run("submit", "train", "--own-cluster", "--no-follow", *settings).err
+    assert "submitted own to its own cluster in namespace 'lab'" in err
     spec = lab.kube.objects[f"{RAY}/rayjobs/own"]["spec"]
     assert "clusterSelector" not in spec
     (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
@@ -346,10 +336,6 @@ def no_map(lab: Lab) -> None:
 
 def may_not(*right: str) -> Callable[[Lab], None]:
     return lambda lab: lab.kube.denied.add(right)  # type: ignore[arg-type]
-
-
-def begun(lab: Lab) -> None:
-    lab.begun("x")
 
 
 def begun_and(then: Callable[[Lab], Any]) -> Callable[[Lab], None]:
@@ -403,29 +389,28 @@ def nothing(lab: Lab) -> None:
     ],
 )
 def test_an_error_that_the_user_must_fix_is_one_line_and_exit_code_2(
-    lab: Lab, capfd: Capture, line: str, setup: Callable[[Lab], Any], says: str
+    lab: Lab, line: str, setup: Callable[[Lab], Any], says: str
 ) -> None:
     setup(lab)
-    assert main(line.split()) == 2
-    out, err = capfd.readouterr()
+    out, err = lab.run(*line.split(), code=2)
     assert out == ""
     assert says in err
     assert len(err.splitlines()) == 1
     assert len(err) < 700
 
 
-@pytest.mark.usefixtures("lab")
-def test_an_unreachable_server_is_one_line_and_can_be_retried(capfd: Capture) -> None:
-    assert main(["status", "--context", "elsewhere"]) == 1
-    err = capfd.readouterr().err
+def test_an_unreachable_server_is_one_line_and_can_be_retried(lab: Lab) -> None:
+    err = lab.run("status", "--context", "elsewhere", code=1).err
     assert "sdp: kubernetes: 127.0.0.1:1 does not answer (" in err
     assert len(err.splitlines()) == 1
-    assert main(["doctor", "--context", "elsewhere"]) == 1
-    assert re.fullmatch(r"failed  server: .* does not answer .*\n0 ok, 0 warnings, 1 failed\n", capfd.readouterr().out)
+    assert re.fullmatch(
+        r"failed  server: .* does not answer .*\n0 ok, 0 warnings, 1 failed\n",
+        lab.run("doctor", "--context", "elsewhere", code=1).out,
+    )
 
 
 def test_a_server_with_another_certificate_is_not_spoken_to(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running() as (other, _):
         config = yaml.safe_load(other.kubeconfig(tmp_path / "other").read_text())
@@ -433,36 +418,33 @@ def test_a_server_with_another_certificate_is_not_spoken_to(
         cluster["server"] = f"https://127.0.0.1:{lab.kube.port}"
         (tmp_path / "mixed").write_text(yaml.safe_dump(config))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "mixed"))
-        assert main(["status"]) == 1
-        assert "certificate verify failed" in capfd.readouterr().err
+        assert "certificate verify failed" in lab.run("status", code=1).err
         with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
             connect().forward("sdp-head-abcde", 8265)
         assert lab.kube.requests == []
         cluster["insecure-skip-tls-verify"] = True
         del cluster["certificate-authority-data"]
         (tmp_path / "mixed").write_text(yaml.safe_dump(config))
-        assert main(["status"]) == 2  # spoken to, with the other's token
+        lab.run("status", code=2)  # spoken to, with the other's token
 
 
 # --- status and logs -------------------------------------------------------------------------------------------------
 
 
-def test_status_shows_clusters_and_jobs(lab: Lab, capfd: Capture) -> None:
+def test_status_shows_clusters_and_jobs(lab: Lab) -> None:
     for name in ("first", "second"):
         lab.job(name)
     lab.begin("second")
-    assert main(["status"]) == 0
-    text = capfd.readouterr().out
+    text = lab.run("status").out
     assert re.search(r"^sdp +ready +1 of 1 +sdp-head-abcde$", text, re.MULTILINE)
     assert re.search(r"^second +running +2026-11-21 07:30Z .* sdp$", text, re.MULTILINE)
     assert re.search(r"^first +new +- +- +sdp$", text, re.MULTILINE)
-    assert main(["status", "--json"]) == 0
-    data = json.loads(capfd.readouterr().out)
+    data = json.loads(lab.run("status", "--json").out)
     assert [each["name"] for each in data["clusters"]] == ["sdp"]
     assert {each["name"]: each["state"] for each in data["jobs"]} == {"second": "running", "first": "new"}
 
 
-def test_status_shows_the_last_days_jobs_unless_asked_for_all_or_one(lab: Lab, capfd: Capture) -> None:
+def test_status_shows_the_last_days_jobs_unless_asked_for_all_or_one(lab: Lab) -> None:
     now = datetime.now(UTC)
     for name, hours in (("fresh", 23), ("old", 25)):
         lab.begun(name)
@@ -470,40 +452,33 @@ def test_status_shows_the_last_days_jobs_unless_asked_for_all_or_one(lab: Lab, c
         lab.kube.update_status(f"{RAY}/rayjobs/{name}", endTime=(now - timedelta(hours=hours)).isoformat())
     lab.begun("long")  # it began in another year
     for words, shown in ((["--json"], {"fresh", "long"}), (["--json", "--all"], {"fresh", "long", "old"})):
-        assert main(["status", *words]) == 0
-        assert {job["name"] for job in json.loads(capfd.readouterr().out)["jobs"]} == shown
-    assert main(["status"]) == 0
-    assert "1 older job: sdp status --all\n" in capfd.readouterr().out
-    assert main(["status", "old"]) == 0
-    assert re.search("^old +failed", capfd.readouterr().out, re.MULTILINE)
+        assert {job["name"] for job in json.loads(lab.run("status", *words).out)["jobs"]} == shown
+    assert "1 older job: sdp status --all\n" in lab.run("status").out
+    assert re.search("^old +failed", lab.run("status", "old").out, re.MULTILINE)
 
 
-def test_status_shows_all_namespaces_and_asks_each_ones_head(lab: Lab, capfd: Capture) -> None:
+def test_status_shows_all_namespaces_and_asks_each_ones_head(lab: Lab) -> None:
     lab.begun("x", b"train: step 1 of 2 \xc2\xb7 ETA 0:01\n")
     other = RAY.replace("/lab", "/other")
     lab.kube.put(f"{other}/rayjobs/theirs", make_rayjob("train", name="theirs"))
-    assert main(["status", "-A", "--namespace", "third"]) == 0
-    out = capfd.readouterr().out
+    out = lab.run("status", "-A", "--namespace", "third").out
     lab_part, other_part = out.split("namespace other:")
     assert lab_part.startswith("namespace lab:\n")
     assert "x: train: step 1 of 2" in lab_part
     assert re.search("^theirs +new", other_part, re.MULTILINE)
-    assert main(["status", "-A", "--json"]) == 0
-    assert {job["namespace"] for job in json.loads(capfd.readouterr().out)["jobs"]} == {"lab", "other"}
-    assert main(["status", "-A", "nothing"]) == 2
-    assert "no RayJob or RayCluster 'nothing' in any namespace" in capfd.readouterr().err
+    assert {job["namespace"] for job in json.loads(lab.run("status", "-A", "--json").out)["jobs"]} == {"lab", "other"}
+    assert "no RayJob or RayCluster 'nothing' in any namespace" in lab.run("status", "-A", "nothing", code=2).err
 
 
-def test_status_says_who_submitted_a_job(lab: Lab, capfd: Capture) -> None:
+def test_status_says_who_submitted_a_job(lab: Lab) -> None:
     lab.kube.user = f"arn:aws:iam::1:user/{'x' * 60}/anna@lab.org"
-    assert main(["submit", "train", "--no-follow", "--name", "x"]) == 0
+    lab.run("submit", "train", "--no-follow", "--name", "x")
     by = lab.kube.objects[f"{RAY}/rayjobs/x"]["metadata"]["labels"]["sdp/submitted-by"]
     assert re.fullmatch(r"x{50}-anna-lab.org", by), "a label's value has at most 63 characters, and these alone"
-    assert main(["status"]) == 0
-    assert re.search(rf"^x +new .* {by}$", capfd.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^x +new .* {by}$", lab.run("status").out, re.MULTILINE)
 
 
-def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Capture) -> None:
+def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab) -> None:
     lab.begun("sdp-train-x7k2p")
     lab.kube.objects[f"{RAY}/rayjobs/sdp-train-x7k2p"]["metadata"]["labels"]["sdp/submitted-by"] = "anna"
     actor = {"state": "ALIVE", "job_id": "02", "node_id": "n1"}
@@ -516,12 +491,11 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
     lab.job("broken")
     cause = f"sdp: s3://b/none: no such bucket{'; see the log' * 9}"
     lab.end("broken", "FAILED", f"Job entrypoint command failed with exit code 2, last\n{cause}\nsupervisor: ends")
-    assert main(["status"]) == 0
-    text = capfd.readouterr().out
+    text = lab.run("status").out
     assert "sdp: sdp-train-x7k2p holds 2 a100 GPUs (job begun 2026-11-18 11:06Z), submitted by anna\n" in text
     assert f"broken: {cause}\n" in text
     lab.ray.lists = {}
-    assert main(["status"]) == 0, "a head that does not say so is no error"
+    lab.run("status")  # a head that does not say so is no error
 
 
 @pytest.mark.parametrize(
@@ -533,16 +507,14 @@ def test_status_says_who_holds_gpus_and_why_a_job_failed(lab: Lab, capfd: Captur
         "train is waiting: for s3://b/latents to be complete",
     ],
 )
-def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, capfd: Capture, newest: str) -> None:
+def test_status_of_a_running_job_has_its_newest_progress_line(lab: Lab, newest: str) -> None:
     lines = ["train: step 10 of 90 · ETA 2:00", newest, "saved" if "is waiting" in newest else "train: saved"]
     lab.begun("x", "\n".join([*lines, "somebody: else · ETA 0:01", ""]).encode())
-    assert main(["status", "x"]) == 0
-    out = capfd.readouterr().out
+    out = lab.run("status", "x").out
     assert f"x: {newest}\n" in out
     assert "ETA 2:00" not in out
     lab.kube.denied.add(("create", "pods/portforward"))
-    assert main(["status", "x"]) == 0
-    assert newest not in capfd.readouterr().out
+    assert newest not in lab.run("status", "x").out
 
 
 def lacking(lab: Lab, *pods: Any, uid: str = "c1", **status: Any) -> None:
@@ -603,64 +575,57 @@ REASONS = pytest.mark.parametrize(
 
 @REASONS
 def test_status_says_why_a_cluster_lacks_pods_and_a_job_waits(
-    lab: Lab, capfd: Capture, setup: Callable[[Lab], None], reason: str
+    lab: Lab, setup: Callable[[Lab], None], reason: str
 ) -> None:
     setup(lab)
     lab.job("x")
     lab.kube.objects[f"{RAY}/rayjobs/x"]["spec"]["backoffLimit"] = 3
     lab.kube.update_status(f"{RAY}/rayjobs/x", jobDeploymentStatus="Initializing", failed=1)
-    assert main(["status", "--json"]) == 0
-    data = json.loads(capfd.readouterr().out)
+    data = json.loads(lab.run("status", "--json").out)
     messages = [each["message"] for kind in ("clusters", "jobs") for each in data[kind]]
     assert messages == [reason, f"attempt 2 of 4; {reason}"]
     lab.kube.denied |= {("list", kind) for kind in ("pods", "events", "workloads")}
-    assert main(["status"]) == 0, "without these rights it shows what it may"
+    lab.run("status")  # without these rights it shows what it may
 
 
-def test_status_lists_a_queue_once_for_all_that_wait_in_it(lab: Lab, capfd: Capture) -> None:
+def test_status_lists_a_queue_once_for_all_that_wait_in_it(lab: Lab) -> None:
     suspended_by_kueue(lab)
     for name in ("x", "y", "z"):
         lab.job(name)
         lab.kube.update_status(f"{RAY}/rayjobs/{name}", jobDeploymentStatus="Suspended")
-    assert main(["status"]) == 0
-    assert "queued by Kueue" in capfd.readouterr().out
+    assert "queued by Kueue" in lab.run("status").out
     assert lab.kube.asked("GET", "workloads") == 1
 
 
 @REASONS
-def test_the_doctor_says_it_too(
-    lab: Lab, tmp_path: Path, capfd: Capture, setup: Callable[[Lab], None], reason: str
-) -> None:
+def test_the_doctor_says_it_too(lab: Lab, tmp_path: Path, setup: Callable[[Lab], None], reason: str) -> None:
     healthy(lab, tmp_path)
     setup(lab)
-    assert any(reason in line for lines in examined(capfd)[1].values() for line in lines)
+    assert any(reason in line for lines in examined(lab)[1].values() for line in lines)
 
 
-def test_the_doctor_looks_at_the_clusters_of_jobs_where_they_lack_pods(
-    lab: Lab, tmp_path: Path, capfd: Capture
-) -> None:
+def test_the_doctor_looks_at_the_clusters_of_jobs_where_they_lack_pods(lab: Lab, tmp_path: Path) -> None:
     healthy(lab, tmp_path)
     about = {"metadata": {"ownerReferences": [{"kind": "RayJob", "name": "x"}]}}
     lab.kube.put(f"{RAY}/rayclusters/x-abcde", {**raycluster(), **about})
-    assert len(examined(capfd)[1]["cluster"]) == 1
+    assert len(examined(lab)[1]["cluster"]) == 1
     refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
     lab.kube.update_status(f"{RAY}/rayclusters/x-abcde", readyWorkerReplicas=0, conditions=[refused])
-    code, findings = examined(capfd)
+    code, findings = examined(lab)
     assert code == 1
     assert "x-abcde is ready: 0 of 1 worker: FailedCreate: exceeded quota: gpus" in findings["cluster"][1]
 
 
-def test_status_says_that_a_jobs_cluster_is_missing_or_gone(lab: Lab, capfd: Capture) -> None:
+def test_status_says_that_a_jobs_cluster_is_missing_or_gone(lab: Lab) -> None:
     lab.begun("running")
     lab.job("waiting")
     lab.kube.update_status(f"{RAY}/rayjobs/waiting", jobDeploymentStatus="Initializing")
     no_cluster(lab)
-    assert main(["status", "--json"]) == 0
-    messages = {job["name"]: job["message"] for job in json.loads(capfd.readouterr().out)["jobs"]}
+    messages = {job["name"]: job["message"] for job in json.loads(lab.run("status", "--json").out)["jobs"]}
     assert messages == {"running": "its cluster is gone", "waiting": "there is no RayCluster 'sdp'"}
 
 
-def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, capfd: Capture) -> None:
+def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab) -> None:
     line = "train is waiting: for s3://b/latents to be complete"
     lab.begun("sdp-train", f"{line}\n".encode())
     text = "source: {uri: s3://b/images}\noutput: {uri: s3://b/other}\nmodel: {source: 'builtin:tiny'}\n"
@@ -671,18 +636,15 @@ def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, c
         job["metadata"]["creationTimestamp"] = moment
         lab.kube.put(f"{RAY}/rayjobs/{name}", job)
         lab.end(name, "FAILED", "exit code 1")
-    assert main(["status", "sdp-train"]) == 0
-    assert f"sdp-train: {line}; newer, which writes it, has ended: failed\n" in capfd.readouterr().out
+    assert f"sdp-train: {line}; newer, which writes it, has ended: failed\n" in lab.run("status", "sdp-train").out
     for name, odd in (("another", {"entrypoint": "sh run.sh"}), ("odd", {"runtimeEnvYAML": "[" * 3000})):
         lab.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob("process", text, name=name))
         lab.kube.objects[f"{RAY}/rayjobs/{name}"]["spec"].update(odd)
     lab.kube.update_status(f"{RAY}/rayjobs/newer", jobDeploymentStatus="Running", jobStatus="RUNNING")
-    assert main(["status", "sdp-train"]) == 0
-    assert f"sdp-train: {line}\n" in capfd.readouterr().out
+    assert f"sdp-train: {line}\n" in lab.run("status", "sdp-train").out
     for job in lab.ray.jobs:
         lab.ray.write(job, b"train: 362 rows to train on\n")
-    assert main(["status", "sdp-train"]) == 0
-    assert "waiting" not in capfd.readouterr().out
+    assert "waiting" not in lab.run("status", "sdp-train").out
 
 
 @pytest.mark.parametrize(
@@ -690,35 +652,30 @@ def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab, c
     [({"status": "SUCCEEDED"}, 0), ({"status": "FAILED", "driver_exit_code": 2}, 2), ({"status": "STOPPED"}, 1)],
 )
 def test_a_jobs_end_that_the_operator_does_not_notice_is_reported(
-    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], code: int
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], code: int
 ) -> None:
     lab.begun("x", b"done\n")
     lab.ray.jobs["x-zz9zz"].record = {**record, "end_time": time.time() * 1000}
     lab.ray.end("x-zz9zz")
-    assert main(["status", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["jobs"][0]["message"] == "", "the operator has a minute"
+    assert json.loads(lab.run("status", "--json").out)["jobs"][0]["message"] == "", "the operator has a minute"
     lab.ray.jobs["x-zz9zz"].record["end_time"] -= 61_000
     line = f"{record['status'].lower()}, which KubeRay does not report: KubeRay's operator does not answer; sdp doctor"
-    assert main(["status"]) == 0
-    assert line in capfd.readouterr().out
+    assert line in lab.run("status").out
     monkeypatch.setattr(kube_logs, "NOTICED_S", 0.0)
-    assert main(["logs", "x", "--follow"]) == code
-    out, err = capfd.readouterr()
+    out, err = lab.run("logs", "x", "--follow", code=code)
     assert out == "done\n"
     assert f"x: {line}" in err
 
 
-def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab, capfd: Capture) -> None:
+def test_logs_are_printed_while_a_job_runs_and_after_its_end(lab: Lab) -> None:
     text = "".join(f"line {number}\n" for number in range(30_000))
     lab.begun("x", text.encode())
-    assert main(["logs", "x"]) == 0
-    assert capfd.readouterr().out == text
+    assert lab.run("logs", "x").out == text
     lab.end("x", "FAILED", "exit code 1")
-    assert main(["logs", "x", "--follow"]) == 1
-    assert capfd.readouterr().out == text
+    assert lab.run("logs", "x", "--follow", code=1).out == text
 
 
-def test_what_jobs_and_pods_write_cannot_control_the_terminal(lab: Lab, capfd: Capture) -> None:
+def test_what_jobs_and_pods_write_cannot_control_the_terminal(lab: Lab) -> None:
     written = "\x1b[36m(pid=7)\x1b[0m 10 %\r20 %\r\n\x1b]0;title\x07 \x9b2J \u202e größer\nno end"
     shown = "(pid=7) 10 %\n20 %\n\\x1b]0;title\\x07 \\x9b2J \\u202e größer\nno end"
     lab.begun("x")
@@ -731,18 +688,16 @@ def test_what_jobs_and_pods_write_cannot_control_the_terminal(lab: Lab, capfd: C
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert main(["logs", "x", "--follow"]) == 1
+    out = lab.run("logs", "x", "--follow", code=1).out
     writer.join()
-    assert capfd.readouterr().out == shown
-    assert main(["logs", "x"]) == 0
-    assert capfd.readouterr().out == shown
-    assert main(["status", "x"]) == 0
-    assert "a \\x1b[2Jmessage" in capfd.readouterr().out
+    assert out == shown
+    assert lab.run("logs", "x").out == shown
+    assert "a \\x1b[2Jmessage" in lab.run("status", "x").out
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["the cluster's configuration", "one sent along"])
 def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
-    lab: Lab, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, sent: bool
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
     text = TRAIN.replace("s3://b/run", str(tmp_path / "elsewhere" if sent else tmp_path / "run"))
     overrides = [f"output.uri={tmp_path}/run"] if sent else []
@@ -756,13 +711,11 @@ def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
     saved.mkdir(parents=True)
     (saved / "driver.log").write_text("why\n")
     (saved / "worker-1.log").write_text("SIGSEGV\n")
-    assert main(["logs", "x"]) == 0
-    assert capfd.readouterr().out == f"--- {saved}/driver.log\nwhy\n\n--- {saved}/worker-1.log\nSIGSEGV\n"
+    assert lab.run("logs", "x").out == f"--- {saved}/driver.log\nwhy\n\n--- {saved}/worker-1.log\nSIGSEGV\n"
     refusal = AccessDenied("no credentials")
     monkeypatch.setattr(LocalStorage, "names", Mock(side_effect=refusal))
-    assert main(["logs", "x"]) == refusal.exit_code
     says = f"sdp: logs: the cluster's head is gone; its log in {saved} cannot be read: no credentials\n"
-    assert capfd.readouterr().err == says
+    assert lab.run("logs", "x", code=refusal.exit_code).err == says
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
@@ -789,44 +742,37 @@ def test_ending_to_follow_a_job_leaves_it_running(lab: Lab, interrupted: bool) -
     assert lab.jobs() == ["x"]
 
 
-def test_an_api_server_that_is_away_is_waited_for_until_a_deadline(
-    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_api_server_that_is_away_is_waited_for_until_a_deadline(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("urllib3.Retry.sleep", lambda *_: None)
     lab.begun("x")
     lab.end("x")
     lab.kube.fault("GET", "rayjobs/x", "drop", 6)  # each request is tried three times
-    assert main(["logs", "x", "--follow"]) == 0
-    err = capfd.readouterr().err
+    err = lab.run("logs", "x", "--follow").err
     assert err.count("retrying for up to 15 minutes, the job continues") == 1
     assert err.count("answers again") == 1
     monkeypatch.setattr(kube_logs, "LOST_S", 0.3)
     lab.kube.fault("GET", "rayjobs", "drop", 10_000)
-    assert main(["logs", "x", "--follow"]) == 1
-    assert "gave up, sdp logs x --follow tries again" in capfd.readouterr().err
+    assert "gave up, sdp logs x --follow tries again" in lab.run("logs", "x", "--follow", code=1).err
 
 
-def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab, capfd: Capture) -> None:
+def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab) -> None:
     lab.plays(lambda name, _: lab.kube.objects.clear())  # noqa: ARG005
-    assert main(["submit", "train"]) == 2
-    assert "this RayJob was deleted" in capfd.readouterr().err
+    assert "this RayJob was deleted" in lab.run("submit", "train", code=2).err
 
 
 # --- stop ------------------------------------------------------------------------------------------------------------
 
 
-def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab, capfd: Capture) -> None:
+def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab) -> None:
     lab.begun("x")
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end("x", "STOPPED")).start()
-    assert main(["stop", "x"]) == 0
+    err = lab.run("stop", "x").err
     assert lab.ray.jobs["x-zz9zz"].stopped
-    err = capfd.readouterr().err
     assert "x is stopping; it has up to 300 s for a last checkpoint" in err
     assert "x: stopped; sdp submit train continues from storage" in err
     assert lab.jobs() == ["x"], "the record stays"
-    assert main(["stop", "x"]) == 0
-    assert "x has already ended: stopped" in capfd.readouterr().err
-    assert main(["stop", "x", "--delete"]) == 0
+    assert "x has already ended: stopped" in lab.run("stop", "x").err
+    lab.run("stop", "x", "--delete")
     assert lab.jobs() == []
 
 
@@ -839,13 +785,11 @@ def given_up(lab: Lab) -> Lab:
     return lab
 
 
-def test_stop_ends_a_job_that_kuberay_has_given_up_and_ray_runs_on(given_up: Lab, capfd: Capture) -> None:
+def test_stop_ends_a_job_that_kuberay_has_given_up_and_ray_runs_on(given_up: Lab) -> None:
     lab, advice = given_up, "Ray still runs it: sdp stop x ends it"
-    assert main(["status"]) == 0
-    assert f"DeadlineExceeded: too long; {advice}" in capfd.readouterr().out, "although it ended long ago"
+    assert f"DeadlineExceeded: too long; {advice}" in lab.run("status").out, "although it ended long ago"
     threading.Timer(0.5, lab.ray.end, ["x-zz9zz"]).start()
-    assert main(["logs", "x", "--follow"]) == 1
-    assert f"x: failed (DeadlineExceeded: too long; {advice})" in capfd.readouterr().err
+    assert f"x: failed (DeadlineExceeded: too long; {advice})" in lab.run("logs", "x", "--follow", code=1).err
     record = lab.ray.jobs["x-zz9zz"].record
 
     def on_stop(_: str) -> None:
@@ -854,30 +798,22 @@ def test_stop_ends_a_job_that_kuberay_has_given_up_and_ray_runs_on(given_up: Lab
         record.update(status="STOPPED", end_time=1_700_000_000_000)
 
     lab.ray.on_stop = on_stop
-    assert main(["stop", "x"]) == 0
+    assert "x: stopped; sdp submit train continues from storage" in lab.run("stop", "x").err
     assert lab.ray.jobs["x-zz9zz"].stopped
-    assert "x: stopped; sdp submit train continues from storage" in capfd.readouterr().err
-    assert main(["status", "x"]) == 0
-    assert advice not in capfd.readouterr().out
+    assert advice not in lab.run("status", "x").out
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_job_that_kuberay_has_given_up_and_ray_has_ended_needs_no_stop(
-    given_up: Lab, capfd: Capture, is_known: bool
-) -> None:
+def test_a_job_that_kuberay_has_given_up_and_ray_has_ended_needs_no_stop(given_up: Lab, is_known: bool) -> None:
     if is_known:
         given_up.ray.jobs["x-zz9zz"].record.update(status="SUCCEEDED", end_time=1_700_000_000_000)
     else:  # another head
         given_up.ray.jobs.clear()
-    assert main(["stop", "x"]) == 0
-    assert "x has already ended: failed" in capfd.readouterr().err
-    assert main(["status"]) == 0
-    assert "1 older job" in capfd.readouterr().out
+    assert "x has already ended: failed" in given_up.run("stop", "x").err
+    assert "1 older job" in given_up.run("status").out
 
 
-def test_following_a_silent_log_takes_another_connection(
-    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_a_silent_log_takes_another_connection(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_head, "QUIET_S", 0.3)
     lab.begun("x", b"step 1\n")
 
@@ -887,47 +823,40 @@ def test_following_a_silent_log_takes_another_connection(
         lab.end("x")
 
     threading.Thread(target=goes_on).start()
-    assert main(["logs", "x", "--follow"]) == 0
-    assert capfd.readouterr().out == "step 1\nstep 2\n"
+    assert lab.run("logs", "x", "--follow").out == "step 1\nstep 2\n"
 
 
-def test_a_job_that_has_not_started_is_deleted(lab: Lab, capfd: Capture) -> None:
+def test_a_job_that_has_not_started_is_deleted(lab: Lab) -> None:
     lab.job("x")
-    assert main(["stop", "x"]) == 0
-    assert "x had not started\nsdp: deleted the RayJob x" in capfd.readouterr().err
+    assert "x had not started\nsdp: deleted the RayJob x" in lab.run("stop", "x").err
     assert lab.jobs() == []
 
 
-def test_stop_waits_until_a_job_is_deleted_and_says_what_holds_it(
-    lab: Lab, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_waits_until_a_job_is_deleted_and_says_what_holds_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.job("x")
     path = f"{RAY}/rayjobs/x"
     lab.kube.objects[path]["metadata"]["finalizers"] = ["ray.io/rayjob-finalizer"]
     monkeypatch.setattr(kube_stop, "NOTICED_S", 0.3)
-    assert main(["stop", "x"]) == 1
-    err = capfd.readouterr().err
+    err = lab.run("stop", "x", code=1).err
     assert "x is being deleted since 2026-11-21 07:30Z, held by ray.io/rayjob-finalizer; KubeRay's operator" in err
     assert "deleted the RayJob" not in err
     monkeypatch.setattr(kube_submit, "PAUSE_S", 0.01)
-    assert main(["submit", "train", "--name", "x", "--no-follow"]) == 2
-    assert "could not be created: it is being deleted since 2026-11-21 07:30Z, held by" in capfd.readouterr().err
+    err = lab.run("submit", "train", "--name", "x", "--no-follow", code=2).err
+    assert "could not be created: it is being deleted since 2026-11-21 07:30Z, held by" in err
     monkeypatch.setattr(kube_stop, "NOTICED_S", 30.0)
     threading.Timer(0.3, lambda: lab.kube.objects.pop(path)).start()
-    assert main(["stop", "x"]) == 0
-    assert "deleted the RayJob x" in capfd.readouterr().err
+    assert "deleted the RayJob x" in lab.run("stop", "x").err
     assert lab.jobs() == []
 
 
-def test_a_job_whose_head_is_gone_can_still_be_deleted(lab: Lab, capfd: Capture) -> None:
+def test_a_job_whose_head_is_gone_can_still_be_deleted(lab: Lab) -> None:
     lab.begun("x")
     lab.kube.update_status(f"{CORE}/pods/sdp-head-abcde", phase="Failed")
-    assert main(["stop", "x"]) == 1
-    err = capfd.readouterr().err
+    err = lab.run("stop", "x", code=1).err
     assert "the head of 'sdp' is not running" in err
     assert "sdp stop x --delete deletes the RayJob anyway" in err
     assert lab.jobs() == ["x"]
-    assert main(["stop", "x", "--delete"]) == 0
+    lab.run("stop", "x", "--delete")
     assert lab.jobs() == []
 
 
@@ -958,20 +887,19 @@ def healthy(lab: Lab, storage: Path) -> None:
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"process.yaml": yaml.safe_dump(process)}})
 
 
-def examined(capfd: Capture, *words: str) -> tuple[int, dict[str, list[str]]]:
+def examined(lab: Lab, *words: str) -> tuple[int, dict[str, list[str]]]:
     """The exit code, and what the doctor found: check -> its lines."""
     code = main(["doctor", *words])
     checks: dict[str, list[str]] = {}
-    for line in capfd.readouterr().out.splitlines()[:-1]:
+    for line in lab.terminal.readouterr().out.splitlines()[:-1]:
         check, _, says = line[8:].partition(": ")
         checks.setdefault(check, []).append(f"{line[:8].strip()}: {says}")
     return code, checks
 
 
-def test_the_doctor_finds_nothing_where_nothing_is_wrong(lab: Lab, tmp_path: Path, capfd: Capture) -> None:
+def test_the_doctor_finds_nothing_where_nothing_is_wrong(lab: Lab, tmp_path: Path) -> None:
     healthy(lab, tmp_path)
-    assert main(["doctor"]) == 0
-    *lines, total = capfd.readouterr().out.splitlines()
+    *lines, total = lab.run("doctor").out.splitlines()
     assert [line for line in lines if not line.startswith("ok ")] == []
     assert total == f"{len(lines)} ok, 0 warnings, 0 failed"
     assert {"server", "CRDs", "operator", "cluster", "group a10g", "jobs", "placement", "process output.uri"} <= {
@@ -999,12 +927,6 @@ def bad_image(lab: Lab) -> None:
     lab.kube.put(f"{CORE}/pods/worker", {"metadata": {"labels": {"ray.io/cluster": "sdp"}}, "status": status})
 
 
-def unscheduled(lab: Lab) -> None:
-    starting(lab)
-    status = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]}
-    lab.kube.put(f"{CORE}/pods/worker", {"metadata": {"labels": {"ray.io/cluster": "sdp"}}, "status": status})
-
-
 def bad_config(lab: Lab) -> None:
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": "limt: 5\n"}})
 
@@ -1022,7 +944,7 @@ def bad_config(lab: Lab) -> None:
         (bad_image, "pods", "failed: worker: ImagePullBackOff (no such tag); check image, tag and imagePullSecrets"),
         (bad_image, "cluster", "failed: sdp is starting; kubectl describe raycluster sdp"),
         (bad_config, "jobs", "failed: train.yaml:1: limt: "),
-        (unscheduled, "pods", "warning: worker is not scheduled: 0/3 nodes"),
+        (unplaced, "pods", "warning: worker-0 is not scheduled: 0/4 nodes"),
         (may_not("list", "nodes"), "groups", "warning: not checked: kubernetes: nodes is forbidden"),
         (may_not("list", "deployments"), "operator", "warning: not checked: "),
         (may_not("get", "customresourcedefinitions"), "CRDs", "warning: not checked: "),
@@ -1030,11 +952,11 @@ def bad_config(lab: Lab) -> None:
     ],
 )
 def test_the_doctor_finds_what_is_wrong_and_warns_of_what_may_be_fine_or_may_not_be_read(
-    lab: Lab, tmp_path: Path, capfd: Capture, setup: Callable[[Lab], Any], check: str, says: str
+    lab: Lab, tmp_path: Path, setup: Callable[[Lab], Any], check: str, says: str
 ) -> None:
     healthy(lab, tmp_path)
     setup(lab)
-    code, findings = examined(capfd)
+    code, findings = examined(lab)
     assert code == says.startswith("failed")
     assert any(line.startswith(says) for line in findings[check]), findings
 
@@ -1047,21 +969,19 @@ def test_in_a_pod_the_mounted_configurations_are_checked_without_kubernetes(tmp_
 
 
 def test_a_server_lost_during_the_examination_still_yields_findings(
-    lab: Lab, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("urllib3.Retry.sleep", lambda *_: None)
     healthy(lab, tmp_path)
     lab.kube.fault("GET", "^/apis?/", "drop", 10_000)
-    code, findings = examined(capfd)
+    code, findings = examined(lab)
     assert code == 1
     assert findings["server"][0].startswith("ok: ")
     assert "does not answer" in findings["cluster"][0]
 
 
 @pytest.mark.needs("helm")
-def test_a_chart_is_examined_before_it_is_applied(
-    lab: Lab, tmp_path: Path, tool: Callable[[str], Path], capfd: Capture
-) -> None:
+def test_a_chart_is_examined_before_it_is_applied(lab: Lab, tmp_path: Path, tool: Callable[[str], Path]) -> None:
     healthy(lab, tmp_path)
     no_cluster(lab)
     example = CHART / "examples" / "minimal.yaml"
@@ -1070,7 +990,7 @@ def test_a_chart_is_examined_before_it_is_applied(
     file = tmp_path / "rendered.yaml"
     # Nobody here answers for a bucket: the jobs' storage is a folder.
     file.write_text(done.stdout.replace("s3://my-bucket", str(tmp_path)))
-    _, findings = examined(capfd, "--manifest", str(file))
+    _, findings = examined(lab, "--manifest", str(file))
     assert findings["cluster"] == ["ok: sdp, from the manifests"]
     assert findings["accounts"] == ["ok: the pods' service accounts and secrets exist"], "the chart makes them"
     made = file.read_text()
@@ -1081,27 +1001,26 @@ def test_a_chart_is_examined_before_it_is_applied(
     done = ended([*command, *(word for value in secrets for word in ("--set", value))], check=True)
     file.write_text(done.stdout)
     lab.kube.put(f"{CORE}/secrets/pull", {})
-    assert [line.partition(";")[0] for line in examined(capfd, "--manifest", str(file))[1]["accounts"]] == [
+    assert [line.partition(";")[0] for line in examined(lab, "--manifest", str(file))[1]["accounts"]] == [
         f"failed: there is no secret {name} in lab" for name in ("hub", "keys", "token")
     ]
     file.write_text(made.replace("kind: ServiceAccount", "kind: Other"))
     lab.kube.put(f"{CORE}/serviceaccounts/sdp", {})
-    assert [line.partition(";")[0] for line in examined(capfd, "--manifest", str(file))[1]["accounts"]] == [
+    assert [line.partition(";")[0] for line in examined(lab, "--manifest", str(file))[1]["accounts"]] == [
         f"failed: there is no service account sdp-{name} in lab" for name in ("downloads", "head")
     ]
     file.write_text(made)
     assert findings["group a10g"] == ["ok: 1 node with A10G"]
     assert findings["group a100"][0].startswith("warning: no node has 8 GPUs and nvidia.com/gpu.product=NVIDIA-A100-")
     assert findings["placement"][0].startswith("ok: ")
-    code, findings = examined(capfd, "--manifest", str(file), "--context", "elsewhere")
+    code, findings = examined(lab, "--manifest", str(file), "--context", "elsewhere")
     assert (code, findings.keys()) == (0, {"server", "jobs", "placement"}), "what needs no API server"
     assert findings["server"][0].startswith(
         "warning: operator, nodes, storage and models are not checked: kubernetes: "
     )
     file.write_text(file.read_text().replace("maxReplicas: 4", "maxReplicas: 1"))
-    code, findings = examined(capfd, "--manifest", str(file), "--context", "elsewhere")
+    code, findings = examined(lab, "--manifest", str(file), "--context", "elsewhere")
     assert (code, findings["placement"][0][:47]) == (1, "failed: train.yaml: needs 24 A100 GPUs to start")
     for text, says in (("{", "expected a file of YAML"), ("- a\n", "expected Kubernetes objects")):
         file.write_text(text)
-        assert main(["doctor", "--manifest", str(file)]) == 2
-        assert says in capfd.readouterr().err
+        assert says in lab.run("doctor", "--manifest", str(file), code=2).err
