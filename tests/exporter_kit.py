@@ -77,12 +77,3 @@ def exporting(environment: Mapping[str, str], *arguments: str) -> Iterator[Expor
             yield Exporter(process, line.split()[-1])
         finally:
             process.kill()
-
-
-def failing(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
-    """Return the exit code and standard error of an exporter that cannot start."""
-    command = [sys.executable, "-m", "sdp.exporter", "--address", "127.0.0.1", *arguments]
-    done = subprocess.run(
-        command, env=dict(environment), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    return done.returncode, done.stderr

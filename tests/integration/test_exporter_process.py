@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -12,9 +13,9 @@ import pytest
 
 from sdp.exporter.catalogue import CATALOGUE
 from tests import nvml
-from tests.exporter_kit import DEADLINE_S, Exporter, Scrape, exporting, failing
+from tests.exporter_kit import DEADLINE_S, Exporter, Scrape, exporting
 from tests.nvml import GIB, GPU_IS_LOST, UNKNOWN, Scenario, a100s, uuid
-from tests.programs import ended
+from tests.programs import ROOT, ended
 from tests.waiting import until
 
 pytestmark = pytest.mark.needs("cc")
@@ -324,7 +325,7 @@ def test_scrapes_leave_neither_threads_nor_open_files(over: Over) -> None:
 
 
 def next_event(scenario: Scenario) -> int:
-    return sum(key.startswith("xid.") for key in scenario)
+    return sum(key.startswith("xid.") for key in scenario.lines)
 
 
 def until_reported(exporter: Exporter, scenario: Scenario, gpu: int, xid: int = 31) -> Scrape:
@@ -337,7 +338,7 @@ def until_reported(exporter: Exporter, scenario: Scenario, gpu: int, xid: int = 
         sent += 1
         return any(
             s.value >= before
-            for s in scrape.all("sdp_gpu_xid_timestamp_seconds", uuid=scenario[f"gpu.{gpu}.uuid"], xid=xid)
+            for s in scrape.all("sdp_gpu_xid_timestamp_seconds", uuid=scenario.lines[f"gpu.{gpu}.uuid"], xid=xid)
         )
 
     return exporter.until(reported)
@@ -396,12 +397,12 @@ CANNOT = {
 def test_settings_that_cannot_work_are_one_line_and_exit_code_2(
     tmp_path: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    code, error = failing(os.environ, *arguments)
-    assert code == 2
-    assert error.startswith(f"sdp.exporter: {message}")
-    assert error.count("\n") == 1
+    done = ended([sys.executable, "-m", "sdp.exporter", "--address", "127.0.0.1", *arguments], timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"sdp.exporter: {message}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_it_ends_on_ctrl_c_with_code_0(over: Over) -> None:

@@ -116,7 +116,7 @@ class Gpus:
             "0::/kubepods.slice/kubepods-burstable.slice/"
             f"kubepods-burstable-pod{uid_of(pod or self.machine.pod).replace('-', '_')}.slice\n"
         )
-        number = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.scenario)
+        number = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.scenario.lines)
         self.scenario.write({f"gpu.{gpu}.process.{number}": f"C {host_pid} {memory}"})
 
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -23,38 +23,20 @@ def build(folder: Path) -> Path:
     return folder
 
 
-class Scenario(MutableMapping[str, str]):
-    """Lines of the scenario file, by key. A running program sees changes only after `write`."""
+class Scenario:
+    """The scenario file, whose lines a running program reads again after each `write`."""
 
     def __init__(self, path: Path, lines: Mapping[str, object]) -> None:
         self.path = path
-        self._lines = {key: str(value) for key, value in lines.items()}
-        self.write()
+        self.lines: dict[str, object] = {}
+        self.write(lines)
 
-    def __getitem__(self, key: str) -> str:
-        return self._lines[key]
-
-    def __setitem__(self, key: str, value: object) -> None:
-        self._lines[key] = str(value)
-
-    def __delitem__(self, key: str) -> None:
-        del self._lines[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._lines)
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def write(self, changes: Mapping[str, object | None] | None = None) -> None:
+    def write(self, changes: Mapping[str, object | None]) -> None:
         """Replace the file atomically, with these changes; None removes a line."""
-        for key, value in (changes or {}).items():
-            if value is None:
-                self._lines.pop(key, None)
-            else:
-                self._lines[key] = str(value)
+        lines = {**self.lines, **changes}
+        self.lines = {key: value for key, value in lines.items() if value is not None}
         new = self.path.with_suffix(".new")
-        new.write_text("".join(f"{key} {value}\n" for key, value in self._lines.items()))
+        new.write_text("".join(f"{key} {value}\n" for key, value in self.lines.items()))
         new.replace(self.path)
 
     def environment(self, library: Path) -> dict[str, str]:
