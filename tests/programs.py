@@ -17,6 +17,19 @@ def ended(command: Sequence[object], **options: Any) -> subprocess.CompletedProc
     return subprocess.run(words, capture_output=True, text=True, **{"timeout": 120, "check": False, **options})
 
 
+def printed(command: Sequence[object], **options: Any) -> str:
+    """Run a command until it ends well; return what it printed."""
+    done = ended(command, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def peak_bytes(pid: int | str = "self") -> int:
+    """Return the most memory that a process has held, 0 of one that ends."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
 def processes_with(text: str | Path) -> list[int]:
     """Return the pids of the processes whose command line contains a text."""
     pids = []

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from tests.programs import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
 MBIT_S = 200.0
 """The pace of a link in each direction."""
 DELAY_MS = 1.0

@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.cluster import Cluster
-from tests.hosts.network import ROOT
 from tests.hosts.stages import parts, process
+from tests.programs import ROOT
 
-pytestmark = [
-    pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.needs("cc"),
-    pytest.mark.timeout(1200),
-]  # fmt: skip
+pytestmark = [pytest.mark.needs("ip", "tc", "versitygw", "cc"), pytest.mark.timeout(1200)]
 CLOCKS = {"cpu": 3600.0}
 TTL_S, HELD = 6.0, 3
 _LEASE = f"""

@@ -3,14 +3,12 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from scripts.allreduce import bus_rate, memory_lock, network_of
-from tests.programs import ended
+from tests.programs import ROOT, ended
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO_NODES = """
 from ray.cluster_utils import Cluster
 import ray

@@ -11,9 +11,8 @@ import pytest
 from scripts.bench._fake_gpu import environment
 from sdp.model.load import load_text_encoder
 from sdp.model.sources import resolve
-from tests.programs import ended
+from tests.programs import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import json, sys
 from unittest import mock
@@ -55,9 +54,8 @@ Reports = Mapping[str, dict[str, Any]]
 def reports(tmp_path_factory: pytest.TempPathFactory, tool: Callable[[str], Path]) -> Reports:
     tool("cc")
     environ = environment(tmp_path_factory.mktemp("cuda"))
-    done = ended([sys.executable, "-c", RUN], cwd=ROOT, env=environ, timeout=1500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {report["name"]: report for report in map(json.loads, done.stdout.splitlines())}
+    text = printed([sys.executable, "-c", RUN], cwd=ROOT, env=environ, timeout=1500)
+    return {report["name"]: report for report in map(json.loads, text.splitlines())}
 
 
 def sent(report: Mapping[str, Any], activity: str) -> dict[tuple[str, int], float]:

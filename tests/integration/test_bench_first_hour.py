@@ -12,10 +12,9 @@ import pytest
 from scripts.bench import _gpu_checks
 from scripts.bench.gpu_first_hour import ROWS, Machine, Results, Row, _measure
 from tests.process_kit import make_images
-from tests.programs import ended
+from tests.programs import ROOT, printed
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 SMI = "#!/bin/sh\necho NVIDIA A100-SXM4-80GB, 535.104.05, 81920 MiB, 3 MiB\n"
 PYTHON = f'exec {sys.executable} "$@"'
 
@@ -27,10 +26,8 @@ def first_hour(folder: Path, *names: str, python: str = PYTHON, **environ: str) 
         (folder / name).chmod(0o755)
     environ |= {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "out"), "SDP_BENCH_SMALL": "1"}
     environ |= {"PYTHON": str(folder / "python"), "SDP_TESTS_WARM_PROGRAMS": "1"}
-    process = ended(
-        ["scripts/bench/gpu_first_hour.sh", *names], cwd=ROOT, env={**os.environ, **environ}, check=True, timeout=550
-    )
-    return process.stdout, figures_of(folder / "out")
+    command, env = ["scripts/bench/gpu_first_hour.sh", *names], {**os.environ, **environ}
+    return printed(command, cwd=ROOT, env=env, timeout=550), figures_of(folder / "out")
 
 
 def figures_of(folder: Path) -> dict[str, list[dict[str, Any]]]:

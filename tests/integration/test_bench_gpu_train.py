@@ -3,24 +3,19 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from scripts.bench.gpu_train import main
-from tests.programs import ended
+from tests.programs import ROOT, printed
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def gpu_train(*arguments: str) -> list[str]:
     command = [sys.executable, "-m", "scripts.bench.gpu_train", *arguments]
     environ = {**os.environ, "SDP_TESTS_WARM_PROGRAMS": "1"}
-    done = ended(command, cwd=ROOT, env=environ, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    return printed(command, cwd=ROOT, env=environ, timeout=280).splitlines()
 
 
 def test_both_strategies_are_measured_over_several_workers() -> None:

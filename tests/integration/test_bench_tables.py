@@ -10,12 +10,10 @@ import pytest
 
 from scripts.bench import tables
 from tests.latents import make_latents
-from tests.programs import ended
+from tests.programs import ROOT, printed
 from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_line_of_both_tables_is_run_once_and_the_baseline_goes_without_efa() -> None:
@@ -58,17 +56,11 @@ def test_a_line_is_a_run_of_sdp_train(tmp_path: Path) -> None:
     make_latents(tmp_path, 80, unit_rows=20, group_rows=5, vocabulary=50)
     words = {"--images": "unused", "--latents": tmp_path / "latents", "--model": tmp_path / "model"}
     words |= {"--work": tmp_path / "work", "--warm": 1, "--steps": 2, "--batch": 8, "--only": "offline"}
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.bench.tables",
-        "--tiny",
-        *(str(w) for pair in words.items() for w in pair),
-    ]
+    options = [word for pair in words.items() for word in pair]
+    command = [sys.executable, "-m", "scripts.bench.tables", "--tiny", *options]
     environ = {**os.environ, "SDP_TESTS_WARM_PROGRAMS": "1"}
-    done = ended(command, cwd=ROOT, env=environ, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (rate,) = re.findall(r"^  64 px, offline: ([\d.,]+) img/s$", done.stdout, re.MULTILINE)
+    text = printed(command, cwd=ROOT, env=environ, timeout=280)
+    (rate,) = re.findall(r"^  64 px, offline: ([\d.,]+) img/s$", text, re.MULTILINE)
     assert float(rate.replace(",", "")) > 0
     (run,) = (tmp_path / "work").iterdir()
     assert (run / "checkpoints/step-000000003/complete.json").exists()

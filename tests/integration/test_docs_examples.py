@@ -11,9 +11,9 @@ import pytest
 
 from scripts.demo.shapes import sample
 from tests.misbehaving.server import ImageServer
-from tests.programs import ended
+from tests.programs import ROOT, ended
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"<!-- tested: (\d+) s -->\n+```console\n(.*?)```", re.DOTALL)
 
 
@@ -65,11 +65,8 @@ def test_a_list_of_urls_is_downloaded(tmp_path: Path) -> None:
         rows = [(server.image_url(n), sample(n).caption) for n in range(30)]
         csv.writer(file).writerows([("url", "caption"), *rows])
         file.flush()
-        output = run(
-            commands.replace("download.yaml", "download.yaml --set fetch.allow_networks=[127.0.0.0/8]"),
-            tmp_path,
-            seconds,
-        )
+        commands = commands.replace("download.yaml", "download.yaml --set fetch.allow_networks=[127.0.0.0/8]")
+        output = run(commands, tmp_path, seconds)
     assert re.search(r"^written +30", output, re.MULTILINE), output
     for seconds, commands in examples("datasets.md"):
         run(commands, tmp_path / "web", seconds)

@@ -12,23 +12,20 @@ import torch
 from scripts.bench import kernels
 from scripts.bench._fake_gpu import PLAIN, Graphs, Seen, environment
 from sdp.hardware import GPUS
-from tests.programs import ended
+from tests.programs import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory, tool: Callable[[str], Path]) -> dict[str, Any]:
     tool("cc")
-    done = ended(
-        [sys.executable, "-m", "tests.kernel_judge"],
-        cwd=ROOT,
-        env=environment(tmp_path_factory.mktemp("cuda"), 86),
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {verdict["name"]: verdict for verdict in map(json.loads, done.stdout.splitlines())}
+    return judged(environment(tmp_path_factory.mktemp("cuda"), 86))
+
+
+def judged(env: dict[str, str], *what: str) -> dict[str, Any]:
+    text = printed([sys.executable, "-m", "tests.kernel_judge", *what], cwd=ROOT, env=env, timeout=600)
+    return {report["name"]: report for report in map(json.loads, text.splitlines())}
 
 
 def test_kernels_that_a_gpu_runs_well_have_no_fault(verdicts: dict[str, Any]) -> None:
@@ -105,12 +102,8 @@ def test_a_case_that_fails_is_named_with_its_faults_and_others_are_predicted(
 @pytest.mark.slow
 def test_each_frozen_network_of_full_size_is_one_graph(tmp_path: Path, tool: Callable[[str], Path]) -> None:
     tool("cc")
-    done = ended(
-        [sys.executable, "-m", "tests.kernel_judge", "encoders"], cwd=ROOT, env=environment(tmp_path), timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    graphs = {report["name"]: report["graphs"] for report in map(json.loads, done.stdout.splitlines())}
-    assert graphs == {"vae": 1, "clip": 1, "qwen3": 1}
+    reports = judged(environment(tmp_path), "encoders")
+    assert {name: report["graphs"] for name, report in reports.items()} == {"vae": 1, "clip": 1, "qwen3": 1}
 
 
 @pytest.mark.parametrize(
@@ -155,9 +148,7 @@ def test_an_operation_outside_of_graphs_moves_what_it_reads_and_writes() -> None
 
 
 def interpreted(what: str) -> Any:
-    done = ended([sys.executable, "-m", "tests.interpreted", what], cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(printed([sys.executable, "-m", "tests.interpreted", what], cwd=ROOT, timeout=600))
 
 
 def test_a_gpu_draws_the_random_numbers_that_a_cpu_draws() -> None:

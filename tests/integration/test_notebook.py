@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.programs import ROOT, ended
+from tests.programs import ROOT, printed
 
 
 @pytest.mark.slow
@@ -34,5 +34,4 @@ assert pictures[0].size == (64, 64)
         lost.write_text("192.0.2.1:6379")  # that an earlier Ray of this machine has left
         env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "RAY_TMPDIR": name}
         env["SDP_TESTS_WARM_PROGRAMS"] = "1"
-        done = ended([sys.executable, "-m", "reader"], cwd=tmp_path, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+        printed([sys.executable, "-m", "reader"], cwd=tmp_path, env=env, timeout=300)

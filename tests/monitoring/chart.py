@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from tests.programs import ended
+from tests.programs import ROOT, ended
 
-CHART = Path(__file__).parents[2] / "charts" / "sdp-monitoring"
+CHART = ROOT / "charts" / "sdp-monitoring"
 Manifest = dict[str, Any]
 
 VARIABLES: Mapping[str, str] = {

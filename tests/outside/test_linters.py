@@ -5,7 +5,6 @@ kubeconform and promtool judge in tests/contract. kube-score is left out: it bui
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import yaml
 
 from tests.contract.sdp_cluster import RENDERED, Manifest, parsed
 from tests.monitoring import chart as monitoring
+from tests.programs import ROOT, ended, printed
 
-ROOT = Path(__file__).parents[2]
 WRONG_HERE = {
     "CKV_K8S_8": "the kubelet cannot judge Ray; KubeRay adds probes to its containers",
     "CKV_K8S_9": "the same of readiness",
@@ -31,14 +30,13 @@ WRONG_FOR = {"CKV_K8S_17": {"sdp-exporter"}}
 
 @pytest.mark.needs("actionlint")
 def test_actionlint_finds_nothing_in_the_workflows(tool: Callable[[str], Path]) -> None:
-    done = subprocess.run([tool("actionlint")], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert printed([tool("actionlint")], cwd=ROOT) == ""
 
 
 @pytest.mark.needs("linters")
 def test_zizmor_finds_nothing_in_the_workflows(tool: Callable[[str], Path]) -> None:
     command = [tool("linters").with_name("zizmor"), "--offline", "--quiet", ".github"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = ended(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -66,7 +64,7 @@ def test_checkov_finds_only_what_is_wrong_here(tool: Callable[[str], Path], tmp_
     options = ["-f", "all.yaml", "--framework", "kubernetes", "-o", "json", "--skip-download"]
     command = [tool("linters").with_name("checkov"), *options]
     env = {**os.environ, "PYTHONPATH": "", "LOG_LEVEL": "ERROR"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = ended(command, cwd=tmp_path, env=env)
     report = json.loads(done.stdout)
     assert report["summary"]["parsing_errors"] == 0
     assert report["summary"]["resource_count"] > 20

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from sdp.model.sources import resolve
 from sdp.model.trained import load_trained
 from sdp.storage import open_storage
 from tests.latents import make_latents
+from tests.programs import printed
 from tests.training import config, train
 
 PROMPT = "a red circle"
@@ -84,11 +84,10 @@ def test_an_export_predicts_what_the_trained_networks_do(tool: Callable[[str], P
     borrowed = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\n"
     offline = {"HF_HOME": str(root / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     command, env = [python, "-c", borrowed + CODE], os.environ | offline
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    text = printed(command, cwd=root, env=env, timeout=240)
     velocity, noise = ["v_prediction", "trailing"], ["epsilon", "leading"]
     whole, beside = expected(root, "whole"), expected(root, "beside")
-    for form, (prediction, spacing, values) in json.loads(done.stdout.splitlines()[-1]).items():
+    for form, (prediction, spacing, values) in json.loads(text.splitlines()[-1]).items():
         is_whole = form in ("folder", "single-file")
         assert [prediction, spacing] == (velocity if is_whole else noise), form
         assert values == pytest.approx(whole if is_whole else beside, abs=1e-4), form

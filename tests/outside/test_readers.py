@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,10 +28,11 @@ from sdp.download.spans import read_span, spans
 from sdp.download.unit import UnitRun
 from sdp.encode.table import LAYOUT, RowShape, rows_of
 from sdp.storage import list_source, open_storage
+from tests.programs import ROOT, printed
 from tests.unit.test_encode_table import encoded_of
 
 pytestmark = pytest.mark.needs("readers")
-PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
+PAGE = ROOT / "docs" / "datasets.md"
 ROWS = 30
 SIMILARITY = [*range(10), *(row / 8 for row in range(10, 20)), *[None] * 10]
 LOST, RESCUED, REPEATED, TAKEN = {10}, {3, 17, 24}, {20, 21}, {5, 12}
@@ -102,9 +102,7 @@ def run(tool: Callable[[str], Path], folder: Path, code: str) -> str:
     """Run code with the readers' Python in a folder; return its last line."""
     env = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     command = [tool("readers"), "-c", code]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return printed(command, cwd=folder, env=env).splitlines()[-1]
 
 
 def example(names: str) -> str:

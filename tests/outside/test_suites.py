@@ -24,9 +24,9 @@ from sdp.imaging import ImageError, decode
 from sdp.sources.captions import gather
 from sdp.sources.tars import _files, read_samples
 from sdp.urls import BadUrl, parse, redirected
+from tests.programs import ROOT
 from tests.unit.test_foreign import add, robots_allow
 
-ROOT = Path(__file__).parents[2]
 PAGE, TOOLS = ROOT / "docs" / "security.md", ROOT / ".tools"
 IMAGES = (".png", ".apng", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif")
 STRING = r'"(?:[^"\\]|\\.)*"'
