@@ -5,14 +5,13 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sdp.config.download import FetchConfig, HostsConfig
 from sdp.download.fetch import Fetcher, Request
 from sdp.download.slot import Buffer
 from sdp.urls import parse
-from tests.programs import ended
+from tests.programs import ended, peak_bytes
 
 
 def fetch_apart(
@@ -28,11 +27,6 @@ def fetch_apart(
     return result
 
 
-def _peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def _main(urls: Sequence[str], buffer_bytes: int, options: dict[str, Any]) -> None:
     buffer, ended, done = Buffer(buffer_bytes), dict[int, str | None](), threading.Event()
 
@@ -42,12 +36,12 @@ def _main(urls: Sequence[str], buffer_bytes: int, options: dict[str, Any]) -> No
         if len(ended) == len(urls):
             done.set()
 
-    config, before = FetchConfig(allow_networks=("127.0.0.0/8",), **options), _peak()
+    config, before = FetchConfig(allow_networks=("127.0.0.0/8",), **options), peak_bytes()
     fetcher = Fetcher(config, HostsConfig(at_once=100, per_second=None), buffer, take)
     fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
     done.wait(300)
     reasons = [ended.get(number, "none came") for number in range(len(urls))]
-    result = {"reasons": reasons, "held": buffer.used, "grown": _peak() - before, "error": repr(fetcher.error)}
+    result = {"reasons": reasons, "held": buffer.used, "grown": peak_bytes() - before, "error": repr(fetcher.error)}
     print(json.dumps(result), flush=True)
     os._exit(0)  # threads that look names up are not waited for
 

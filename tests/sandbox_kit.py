@@ -61,6 +61,12 @@ if "sdp.sandbox.child" in sys.orig_argv:
 """
 
 
+def decoders() -> set[int]:
+    """Return the process ids of this process's decoders."""
+    pids = [int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    return {pid for pid in pids if b"sdp.sandbox.child" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
 def write_poison(folder: Path) -> Path:
     """Write a sitecustomize for PYTHONPATH by which an image's last bytes make a decoder die or misbehave."""
     (folder / "sitecustomize.py").write_text(_SITE.replace("MARK", repr(str(folder / "mark"))))

@@ -24,6 +24,8 @@ from sdp.imaging import RowError
 from tests.fuzz.files import damaged_files
 from tests.fuzz.images import Seed, mutate, seeds
 from tests.growth import cases, problem
+from tests.programs import peak_bytes
+from tests.sandbox_kit import decoders
 
 KEPT = Path(".fuzz")
 SIDE = 64
@@ -65,7 +67,7 @@ def run(count: int, seed: int, update: Callable[[int], None] = lambda _: None) -
         for first in range(0, count, _BATCH * _WORKERS):
             batches = [range(first + n, min(count, first + _BATCH * _WORKERS), _WORKERS) for n in range(_WORKERS)]
             list(executor.map(decode, batches, pools))
-            result.peak_bytes = max(result.peak_bytes, *map(_peak, _decoders()))
+            result.peak_bytes = max(result.peak_bytes, *map(peak_bytes, decoders()))
             update(min(count, first + _BATCH * _WORKERS))
     return result
 
@@ -88,18 +90,6 @@ def check(
     result.slowest_s = max(result.slowest_s, seconds)
     if reason in (*UNEXPECTED, "wrong shape") or seconds > SLOWEST_S:
         result.broken[f"{number} {file.name}: {reason} ({detail}) in {seconds:.1f} s"] = data
-
-
-def _decoders() -> list[int]:
-    """Return the process ids of this process's decoders."""
-    children = Path("/proc/self/task").glob("*/children")
-    pids = [int(pid) for file in children for pid in file.read_text().split()]
-    return [pid for pid in pids if b"sdp.sandbox.child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def _peak(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

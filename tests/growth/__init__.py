@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import peak_bytes
+
 MOST = 5.0
 """Times as much CPU time and memory for four times the input."""
 FLOOR_S, FLOOR_BYTES = 0.05, 16 << 20
@@ -118,10 +120,10 @@ def _measured(read: Callable[[], object]) -> Cost:
     used = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT_S, used + LIMIT_S + 1))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    held, began = _peak_bytes(), _cpu_s()
+    held, began = peak_bytes(), _cpu_s()
     with contextlib.suppress(SdpError, RowError):
         read()
-    return Cost(_cpu_s() - began, _peak_bytes() - held)
+    return Cost(_cpu_s() - began, peak_bytes() - held)
 
 
 def _cpu_s() -> float:
@@ -137,11 +139,6 @@ def _cpu_of(pid: int) -> float:
 
 def _children() -> list[int]:
     return [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
-
-
-def _peak_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def cases() -> list[Case]:
