@@ -29,7 +29,7 @@ from sdp.sandbox import child
 from sdp.sandbox.child import DecoderSettings, Reply
 from sdp.sandbox.decoders import Decoders, _Child
 from tests.image_rules import image_rules
-from tests.sandbox_kit import write_poison
+from tests.sandbox_kit import decoders, write_poison
 
 RULES = image_rules(size=32)
 SETTINGS = DecoderSettings(partial(examine, RULES), memory_bytes=2_000_000_000)
@@ -72,24 +72,25 @@ class Results:
         return self.by_token
 
 
-class Pool:
-    """Decoders whose results all go to one function."""
-
-    def __init__(self, results: Callable[..., None], decoders: Decoders) -> None:
-        self._results, self._decoders = results, decoders
-
-    def put(self, token: int, data: Sequence[bytes]) -> None:
-        self._decoders.put(data, partial(self._results, token, data))
-
-
 @contextmanager
-def decoders(results: Callable[..., None], count: int = 1, settings: DecoderSettings = SETTINGS) -> Iterator[Pool]:
-    pool = Decoders(settings, count)
+def decoder(results: Results, settings: DecoderSettings = SETTINGS) -> Iterator[Callable[[int, Sequence[bytes]], None]]:
+    """Start a decoder; yield a function that gives it an image, whose result comes under a token."""
+    pool = Decoders(settings, 1)
     try:
-        yield Pool(results, pool)
+        yield lambda token, data: pool.put(data, partial(results, token, data))
     finally:
         pool.close()
         assert pool.error is None
+
+
+def decoded(*images: Sequence[bytes], settings: DecoderSettings = SETTINGS) -> list[Checked]:
+    """Have one decoder check images; return the results in their order."""
+    results = Results()
+    with decoder(results, settings) as put:
+        for token, data in enumerate(images):
+            put(token, data)
+        outcomes = results.wait_for(len(images))
+    return [outcomes[token] for token in range(len(images))]
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -98,12 +99,9 @@ def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_ch
     monkeypatch: pytest.MonkeyPatch, poison: bytes, how: str
 ) -> None:
     monkeypatch.setattr("sdp.sandbox.decoders._ANSWER_S", 2.0)
-    results, deadly = Results(), {3} if poison == b"HANG" else {3, 4}
-    with decoders(results) as pool:
-        for token in range(12):
-            pool.put(token, [GOOD, poison] if token in deadly else [GOOD])
-        outcomes = results.wait_for(12)
-    assert {token for token, checked in outcomes.items() if checked.outcome != WRITTEN} == deadly
+    deadly = {3} if poison == b"HANG" else {3, 4}
+    outcomes = decoded(*([GOOD, poison] if token in deadly else [GOOD] for token in range(12)))
+    assert {token for token, checked in enumerate(outcomes) if checked.outcome != WRITTEN} == deadly
     for token in deadly:
         assert (outcomes[token].outcome, outcomes[token].reason) == (FAILED, "crashed")
         assert how in (outcomes[token].detail or "")
@@ -112,29 +110,23 @@ def test_an_image_that_kills_its_decoder_twice_is_recorded_and_the_others_are_ch
 
 @pytest.mark.usefixtures("poisoned")
 def test_an_image_whose_decoder_dies_once_gets_another_chance() -> None:
-    results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD, b"ONCE"])
-        assert results.wait_for(1)[0].outcome == WRITTEN
+    assert decoded([GOOD, b"ONCE"])[0].outcome == WRITTEN
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_decoder_that_answers_and_then_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdp.sandbox.decoders._ANSWER_S", 1.0)
     results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD, b"DEAF"])
+    with decoder(results) as put:
+        put(0, [GOOD, b"DEAF"])
         results.wait_for(1)
-        pool.put(1, [GOOD, bytes(3_000_000)])  # more than a pipe holds
+        put(1, [GOOD, bytes(3_000_000)])  # more than a pipe holds
         assert results.wait_for(2, deadline_s=20.0)[1].outcome == WRITTEN
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_what_a_decoder_prints_is_neither_a_reply_nor_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
-    results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD + b"NOISE"])
-        assert results.wait_for(1)[0].outcome == WRITTEN
+    assert decoded([GOOD + b"NOISE"])[0].outcome == WRITTEN
     assert "noise" not in "".join(capfd.readouterr())
 
 
@@ -144,11 +136,11 @@ def test_a_decoder_that_answers_just_in_time_is_replaced(monkeypatch: pytest.Mon
     started, real = list[object](), _Child.__init__
     monkeypatch.setattr(_Child, "__init__", lambda self, of: started.append(self) or real(self, of))
     results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD])
+    with decoder(results) as put:
+        put(0, [GOOD])
         results.wait_for(1)
         for token in range(1, 30):
-            pool.put(token, [GOOD, b"LAZY"] if token == 1 else [GOOD])
+            put(token, [GOOD, b"LAZY"] if token == 1 else [GOOD])
         outcomes = results.wait_for(30)
     assert {checked.outcome for checked in outcomes.values()} == {WRITTEN}
     assert len(started) == 2, "one for the decoder that has become slow"
@@ -156,21 +148,14 @@ def test_a_decoder_that_answers_just_in_time_is_replaced(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("poisoned")
 def test_an_image_that_computes_for_too_long_is_refused_at_once() -> None:
-    results = Results()
-    with decoders(results, settings=replace(SETTINGS, cpu_s=1.0)) as pool:
-        pool.put(0, [GOOD, b"BUSY"])
-        pool.put(1, [GOOD])
-        outcomes = results.wait_for(2)
-    assert (outcomes[0].reason, outcomes[1].outcome) == ("undecodable", WRITTEN)
-    assert "CPU time" in (outcomes[0].detail or "")
+    busy, good = decoded([GOOD, b"BUSY"], [GOOD], settings=replace(SETTINGS, cpu_s=1.0))
+    assert (busy.reason, good.outcome) == ("undecodable", WRITTEN)
+    assert "CPU time" in (busy.detail or "")
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_code_that_takes_over_a_decoder_reaches_no_file_network_process_or_secret() -> None:
-    results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD, b"SPY"])
-        attempts, environment = json.loads(results.wait_for(1)[0].detail or "")
+    attempts, environment = json.loads(decoded([GOOD, b"SPY"])[0].detail or "")
     assert set(attempts.values()) == {"PermissionError"}, attempts
     assert "a secret" not in environment.values()
     assert set(environment) <= {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONPATH"} | {
@@ -182,13 +167,13 @@ LIMITS = {"Max processes": "0", "Max open files": "16", "Max core file size": "0
 
 
 def test_a_decoder_has_the_kernel_s_locks_and_its_parent_cannot_be_looked_into() -> None:
-    others, results = children(), Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD])
+    others, results = decoders(), Results()
+    with decoder(results) as put:
+        put(0, [GOOD])
         results.wait_for(1)
-        (decoder,) = children() - others
-        status = Path(f"/proc/{decoder}/status").read_text()
-        limits = Path(f"/proc/{decoder}/limits").read_text()
+        (pid,) = decoders() - others
+        status = Path(f"/proc/{pid}/status").read_text()
+        limits = Path(f"/proc/{pid}/limits").read_text()
     assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
     assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE), "a filter"
     hard = {name: re.split(r"\s{2,}", line)[2] for line in limits.splitlines() for name in LIMITS if name in line}
@@ -230,10 +215,7 @@ def test_a_kernel_without_a_lock_is_named_in_the_log(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import platform\nplatform.machine = lambda: 'sparc'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD])
-        assert results.wait_for(1)[0].outcome == WRITTEN
+    assert decoded([GOOD])[0].outcome == WRITTEN
     assert "sdp: this kernel confines decoders without seccomp (no filter for sparc)\n" in capfd.readouterr().err
 
 
@@ -249,10 +231,7 @@ FORGED = [
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("reply", FORGED)
 def test_a_reply_that_an_image_has_forged_is_that_image_s_failure(reply: bytes) -> None:
-    results = Results()
-    with decoders(results) as pool:
-        pool.put(0, [GOOD, b"FORGE:", reply])
-        checked = results.wait_for(1)[0]
+    (checked,) = decoded([GOOD, b"FORGE:", reply])
     assert (checked.outcome, checked.reason) == (FAILED, "crashed")
     assert "malformed" in (checked.detail or "")
 
@@ -266,31 +245,15 @@ def test_pixels_that_an_image_has_forged_are_that_image_s_failure(shape: object)
 
 def test_a_confined_decoder_decodes_images_like_any_other_process() -> None:
     images = [shapes.encode(shapes.sample(index))[0] for index in range(0, 40, 3)]
-    results = Results()
-    with decoders(results) as pool:
-        for token, data in enumerate(images):
-            pool.put(token, [data])
-        outcomes = results.wait_for(len(images))
-    assert outcomes == {token: check(data, RULES) for token, data in enumerate(images)}
+    assert decoded(*([data] for data in images)) == [check(data, RULES) for data in images]
 
 
 def test_an_image_too_large_for_memory_is_reported_as_such_in_every_format() -> None:
-    picture = Image.linear_gradient("L").resize((1200, 1200)).convert("RGB")
-    images = []
-    for format, options in FORMATS:
-        sink = io.BytesIO()
-        picture.save(sink, format, **options)
-        images.append(sink.getvalue())
+    images = [encoded(format, options, 1200) for format, options in FORMATS]
     for memory_bytes, reason in ((3_000_000, "no_memory"), (4_000_000_000, None)):
-        results = Results()
         settings = DecoderSettings(partial(examine, image_rules(size=1100)), memory_bytes)
-        with decoders(results, settings=settings) as pool:
-            for token, data in enumerate(images):
-                pool.put(token, [data])
-            outcomes = results.wait_for(len(images))
-        assert {FORMATS[token][0]: checked.reason for token, checked in outcomes.items()} == dict.fromkeys(
-            (format for format, _ in FORMATS), reason
-        )
+        outcomes = decoded(*([data] for data in images), settings=settings)
+        assert [checked.reason for checked in outcomes] == [reason] * len(FORMATS)
 
 
 def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
@@ -300,8 +263,7 @@ def test_decoders_that_cannot_start_are_an_error_and_no_images_fault(
         "import sys\nif 'sdp.sandbox.child' in sys.orig_argv:\n    sys.exit('no decoder today')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    results = Results()
-    pool = Decoders(SETTINGS, 1)
+    results, pool = Results(), Decoders(SETTINGS, 1)
     pool.put([GOOD], partial(results, 0, [GOOD]))
     pool.join(30.0)
     pool.close()
@@ -336,14 +298,9 @@ def test_a_sandbox_makes_the_crops_that_any_process_makes(crop: Literal["center"
 
 
 def test_a_sandbox_ends_its_decoders_when_it_is_no_longer_referenced() -> None:
-    others = children()
+    others = decoders()
     sandboxed = SandboxedCrops(Recipe((64,)))
     sandboxed(GOOD, 1)
-    (decoder,) = children() - others
+    (pid,) = decoders() - others
     del sandboxed
-    assert decoder not in children()
-
-
-def children() -> set[str]:
-    pids = [pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
-    return {pid for pid in pids if b"sdp.sandbox.child" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    assert pid not in decoders()
