@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,13 @@ from sdp.report.sections import describe
 from sdp.storage import Storage, list_source, open_storage
 
 LAYOUT = Layout(row_group_rows=8)
+T = TypeVar("T")
+
+
+def not_none(value: T | None) -> T:
+    """Return a value, which must be there."""
+    assert value is not None
+    return value
 
 
 def text_at(uri: Path | str) -> str:
@@ -99,10 +107,9 @@ def write_latents_part(root: Path, output: Output, work: Work) -> PartInfo:
     for path in output.index.parts_of(work):
         for batch in iter_rows(images, path, ["row"], 8):
             rows += [r for r in batch["row"].to_pylist() if work.unit.start <= r < work.unit.stop]
-    retried: dict[str, int] = {}
     table = pa.table({"row": pa.array(sorted(rows), pa.int64()), "latents": [b"x" * 8] * len(rows)})
     account = account_table([Outcome(row, WRITTEN) for row in rows])
-    return write_part(output.storage, "latents", work, table, account, layout=LAYOUT, retried=retried)
+    return write_part(output.storage, "latents", work, table, account, layout=LAYOUT)
 
 
 def make_latents(root: Path, *, unit_rows: int = 20, limit: int | None = None) -> Dataset:

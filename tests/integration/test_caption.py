@@ -36,7 +36,7 @@ from tests.caption_kit import (
     nearest_colour,
     write_pictures,
 )
-from tests.kit import accounted, reasons_of, rows_of
+from tests.kit import accounted, not_none, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images
 from tests.tiny_vlm import COLOURS, caption_for, coloured, make_tiny_florence, make_tiny_vlm
@@ -58,9 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(config: CaptionConfig, *, only_failed: bool = False) -> Dataset:
-    dataset = job.run(config, only_failed=only_failed).dataset
-    assert dataset is not None
-    return dataset
+    return not_none(job.run(config, only_failed=only_failed).dataset)
 
 
 def captions(dataset: Dataset, column: str = "vlm") -> dict[int, str]:
@@ -263,8 +261,8 @@ def test_process_uses_the_new_captions(root: Path, tmp_path: Path) -> None:
         written(with_server(root, tmp_path / "captions", chat))
     tables = [{"uri": str(tmp_path / "captions"), "by": "row"}]
     settings = f"source.tables={json.dumps(tables)}", "source.caption_column={caption: 1, vlm: 9}"
-    dataset = processing.run(config_of(root / "images", tmp_path / "latents", "builtin:tiny", *settings)).dataset
-    assert dataset is not None
+    config = config_of(root / "images", tmp_path / "latents", "builtin:tiny", *settings)
+    dataset = not_none(processing.run(config).dataset)
     old = [row for row in EXPECTED if draw(0, row, [1, 9]) == 0]
     tokens = {tuple(ids) for ids in rows_of(dataset)["token_ids"].to_pylist()}
     assert 0 < len(old) < 10

@@ -21,7 +21,7 @@ from sdp.download import job
 from sdp.errors import DatasetError, SdpError
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, outcomes, plain_urls, write_urls, written_rows
-from tests.kit import make_images
+from tests.kit import make_images, not_none
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 
@@ -40,9 +40,8 @@ def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: I
         tmp_path / "meta", plain_urls(server, 90), files=3, types=types, note=note.cast(pa.string(), safe=False)
     )
     config = config_for(source, tmp_path / "out", source={"columns": ["note"]})
-    summary = job.run(config)
-    assert summary is not None
-    rows = check_exactly_once(summary.dataset, range(90))
+    dataset = not_none(job.run(config)).dataset
+    rows = check_exactly_once(dataset, range(90))
     assert len(rows) == 90
     assert server.stats.requests == 90
     for number, row in rows.items():
@@ -57,9 +56,8 @@ def test_a_download_writes_the_servers_images_and_a_rerun_does_nothing(server: I
             assert shapes.dominant_shape_color(image, drawn.background) == drawn.color
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()}
-    second = job.run(config)
-    assert second is not None
-    assert second.dataset.digest == summary.dataset.digest
+    second = not_none(job.run(config)).dataset
+    assert second.digest == dataset.digest
     assert server.stats.requests == 90
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()} == before
 
@@ -76,9 +74,8 @@ def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer
     (tmp_path / "out").mkdir()
     tombstones.add(make_images(tmp_path / "other").storage, [Takedown("url", targets[3])])
     (tmp_path / "other/images/_tombstones").rename(tmp_path / "out/_tombstones")
-    summary = job.run(config)
-    assert summary is not None
-    reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
+    dataset = not_none(job.run(config)).dataset
+    reasons = {row: reason for row, (_, reason, _) in outcomes(dataset).items()}
     assert reasons == {0: None, 1: "blocked_domain", 2: "blocked_url", 3: "tombstone", 4: "blocked_domain"}
     assert server.stats.requests == 6, "five redirects and the one that was followed"
 
@@ -86,12 +83,11 @@ def test_a_redirect_is_held_to_the_lists_as_the_first_url_is(server: ImageServer
 def test_a_caption_that_is_cut_holds_nothing_up_and_its_row_says_so(server: ImageServer, tmp_path: Path) -> None:
     captions = ["a" + "\u0315\u0300" * 750_000, *(f"caption {row}" for row in range(1, 20))]
     source = write_urls(tmp_path / "meta", plain_urls(server, 20), caption=captions)
-    summary = job.run(config_for(source, tmp_path / "out"))
-    assert summary is not None
-    rows = check_exactly_once(summary.dataset, range(20))
+    dataset = not_none(job.run(config_for(source, tmp_path / "out"))).dataset
+    rows = check_exactly_once(dataset, range(20))
     assert rows[0]["caption"] == "à" + "\u0300" * 14 + "\u0315" * 15
-    (info,) = part_infos(summary.dataset.storage)
-    details = read_account(summary.dataset.storage, info.path)["detail"].to_pylist()
+    (info,) = part_infos(dataset.storage)
+    details = read_account(dataset.storage, info.path)["detail"].to_pylist()
     assert details == ["column caption: more than 65,536 bytes, cut", *[None] * 19]
 
 
@@ -116,12 +112,11 @@ def test_a_retry_requests_only_failed_rows(
     capsys.readouterr()
     assert job.run(config, only_failed=True, dry_run=True) is None
     assert "to do: 2 parts with 2 rows" in capsys.readouterr().err
-    summary = job.run(config, only_failed=True)
+    dataset = not_none(job.run(config, only_failed=True)).dataset
     said = capsys.readouterr().err
-    assert summary is not None
-    check_exactly_once(summary.dataset, range(40))
+    check_exactly_once(dataset, range(40))
     assert server.stats.requests == asked + 2
-    assert summary.dataset.manifest.counts.failed == 1
+    assert dataset.manifest.counts.failed == 1
     assert "download: 2 of 2 rows" in said
     assert "this run: 2 rows in " in said
     assert ", 1 of them written, 2 requests, " in said
@@ -165,12 +160,11 @@ def test_rows_taken_down_during_a_download_are_left_out_and_not_fetched_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(job, "_write_pending", meanwhile)
-        summary = job.run(config_for(source, tmp_path / "out"))
-    assert summary is not None
-    assert outcomes(summary.dataset)[27][0] == "written"
+        dataset = not_none(job.run(config_for(source, tmp_path / "out"))).dataset
+    assert outcomes(dataset)[27][0] == "written"
     assert "1 written row has been taken down in the meantime" in capsys.readouterr().err
     assert list(tombstones.load(storage).rows) == [27]
-    digest = written_rows(summary.dataset)[28]["sha256"]
+    digest = written_rows(dataset)[28]["sha256"]
     assert tombstones.add(storage, [Takedown("sha256", digest)]).rows == [28]
     assert main(["audit", storage.uri, "--url", urls[27]]) == 0
     assert "row 27, taken down\n" in capsys.readouterr().out
@@ -182,12 +176,11 @@ def test_rows_taken_down_during_a_download_are_left_out_and_not_fetched_again(
     for name in storage.names("_tombstones/"):
         if "looked" not in name:
             (tmp_path / "new" / name).write_bytes(storage.read(name))
-    summary = job.run(config_for(source, tmp_path / "new"))
-    assert summary is not None
-    assert [outcomes(summary.dataset)[row][:2] for row in (0, 1)] == [("filtered", "tombstone")] * 2
+    dataset = not_none(job.run(config_for(source, tmp_path / "new"))).dataset
+    assert [outcomes(dataset)[row][:2] for row in (0, 1)] == [("filtered", "tombstone")] * 2
     assert server.stats.requests == asked + 2
     capsys.readouterr()
-    assert main(["audit", summary.dataset.storage.uri, "--sha256", digest]) == 0
+    assert main(["audit", dataset.storage.uri, "--sha256", digest]) == 0
     assert capsys.readouterr().out.startswith("row 1, taken down\n")
 
 
@@ -226,10 +219,9 @@ def test_each_misbehaviour_ends_with_its_reason_and_none_delays_the_others(serve
     config = config_for(
         write_urls(tmp_path / "meta", urls), tmp_path / "out", fetch={"max_bytes": 3_000_000, "timeout_s": 12.0}
     )
-    summary = job.run(config)
-    assert summary is not None
-    check_exactly_once(summary.dataset, range(len(urls)))
-    assert {row: actual[:2] for row, actual in outcomes(summary.dataset).items()} == expected
+    dataset = not_none(job.run(config)).dataset
+    check_exactly_once(dataset, range(len(urls)))
+    assert {row: actual[:2] for row, actual in outcomes(dataset).items()} == expected
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -240,19 +232,16 @@ def test_the_lowest_of_several_identical_urls_and_images_is_kept(
     monkeypatch.setattr("sdp.datasets.repeated._PARTITION_ROWS", 40)
     source = write_urls(tmp_path / "meta", [*plain_urls(server, 90), *plain_urls(server, 5)])
     config = config_for(source, tmp_path / "out", dedup={"content": True})
-    summary = job.run(config)
-    assert summary is not None
-    counts = summary.dataset.manifest.counts
+    dataset = not_none(job.run(config)).dataset
+    counts = dataset.manifest.counts
     assert (counts.input, counts.written, counts.filtered) == (95, 40, 55)
     assert counts.reasons == {"duplicate_content": 50, "duplicate_url": 5}
-    reasons = {row: reason for row, (_, reason, _) in outcomes(summary.dataset).items()}
+    reasons = {row: reason for row, (_, reason, _) in outcomes(dataset).items()}
     assert [row for row, reason in reasons.items() if reason] == list(range(90, 95))
-    repeated = summary.dataset.repeated_rows
-    assert repeated is not None
+    repeated = not_none(dataset.repeated_rows)
     assert [row for row in range(95) if row in repeated] == list(range(40, 90))
-    rerun = job.run(config)
-    assert rerun is not None
-    assert rerun.dataset.digest == summary.dataset.digest
+    rerun = not_none(job.run(config)).dataset
+    assert rerun.digest == dataset.digest
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -15,6 +15,7 @@ from ray.cluster_utils import Cluster
 from sdp.download import job
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, write_urls
+from tests.kit import not_none
 from tests.local_ray import several_nodes
 from tests.misbehaving.server import ImageServer
 from tests.programs import processes_with
@@ -54,8 +55,7 @@ def run_beside(act: Callable[[], None], run: Callable[[], "job.DownloadSummary |
     beside.start()
     summary = run()
     beside.join()
-    assert summary is not None
-    return summary
+    return not_none(summary)
 
 
 def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServer, tmp_path: Path) -> None:
@@ -73,7 +73,6 @@ def test_a_worker_that_is_killed_again_and_again_costs_no_row(server: ImageServe
 
     summary = run_beside(kill, lambda: job.run(config))
     assert len(killed) == 2
-    assert summary.dataset is not None
     rows = check_exactly_once(summary.dataset, range(ROWS))
     assert sorted(rows) == [row for row in range(ROWS) if row % 9 != 4]
 
@@ -94,11 +93,10 @@ def test_a_driver_that_is_killed_is_continued_by_the_next(nodes: Cluster, server
     assert len(kept) < ROWS // UNIT, "it was killed too late to tell anything"
     assert not open_storage(str(tmp_path / "out")).exists("_manifest.json")
 
-    summary = job.run(config)
-    assert summary is not None
+    dataset = not_none(job.run(config)).dataset
     parts = parts_in(tmp_path / "out")
     assert {name: parts[name] for name in kept} == kept, "a part was made twice"
-    check_exactly_once(summary.dataset, range(ROWS))
+    check_exactly_once(dataset, range(ROWS))
 
 
 def test_a_node_that_goes_takes_no_row_with_it(nodes: Cluster, server: ImageServer, tmp_path: Path) -> None:
@@ -129,5 +127,4 @@ def test_workers_stay_on_nodes_with_the_labels_asked_for(nodes: Cluster, server:
         nodes.remove_node(plain, allow_graceful=False)
     workers = [actor for key, actor in actors().items() if key not in before and actor["ActorClassName"] == WORKER]
     assert [actor["Address"]["NodeID"] for actor in workers] == [plain.node_id] * 2
-    assert summary is not None
-    check_exactly_once(summary.dataset, range(120))
+    check_exactly_once(not_none(summary).dataset, range(120))

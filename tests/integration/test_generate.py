@@ -28,7 +28,7 @@ from sdp.report.page import text_of
 from sdp.storage import open_storage
 from tests.deadly import DEADLY
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
-from tests.kit import LAYOUT, account_of, begin_images, rows_of
+from tests.kit import LAYOUT, account_of, begin_images, not_none, rows_of
 from tests.programs import ended
 from tests.waiting import until
 
@@ -50,9 +50,7 @@ def done(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def draw(out: Path, checkpoint: str, prompts: Sequence[str] = (), **more: Any) -> Dataset:
-    dataset = job.run(generate_config(out, checkpoint, prompts, **more))
-    assert dataset is not None
-    return dataset
+    return not_none(job.run(generate_config(out, checkpoint, prompts, **more)))
 
 
 def rows(dataset: Dataset) -> dict[int, dict[str, Any]]:
@@ -110,8 +108,7 @@ def test_what_was_drawn_before_an_interruption_is_kept_and_the_pictures_are_the_
     before = parts(out)
     assert list(before) == ["000000000.parquet"]
     monkeypatch.setattr("sdp.ray.cluster.connect", lambda **_: pytest.fail("a single generator needs no Ray"))
-    resumed = job.run(config)
-    assert resumed is not None
+    resumed = not_none(job.run(config))
     assert parts(out).items() > before.items()
     assert hashes(resumed) == hashes(done)
 

@@ -24,7 +24,7 @@ from sdp.process import job
 from sdp.sandbox import decoders
 from sdp.storage import open_storage
 from tests.download_kit import check_exactly_once, config_for, plain_urls, write_urls
-from tests.kit import accounted, raising
+from tests.kit import accounted, not_none, raising
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 from tests.process_kit import DEADLY, config_of, make_images, picture, write_plain
@@ -57,9 +57,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
 
 
 def written(settings: Any) -> Dataset:
-    dataset = job.run(settings).dataset
-    assert dataset is not None
-    return dataset
+    return not_none(job.run(settings).dataset)
 
 
 def test_process_writes_the_parts_that_ray_writes_with_two_encoders(tmp_path: Path, model: Path) -> None:
@@ -137,8 +135,7 @@ def test_a_fault_of_the_gpu_ends_the_process_and_keeps_its_lease(tmp_path: Path,
     assert done.returncode == 1
     assert "CUDA error: an illegal memory access; run the same command again" in done.stderr
     record = Record.load((tmp_path / "out/_lease/0000000001.json").read_bytes())
-    assert record is not None
-    assert not record.released
+    assert not not_none(record).released
 
 
 def test_download_writes_the_parts_that_ray_writes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sdp.storage import list_source, open_storage
 from sdp.train.job import run
 from tests.generate_kit import generate_config
 from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noqa: F401 (fixtures)
-from tests.kit import write_images_part, write_source
+from tests.kit import not_none, write_images_part, write_source
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
 from tests.training import config
@@ -35,9 +35,7 @@ def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp
     goes_on = run(config(copied, max_steps=7))
     assert goes_on.state.step == 7
     redrawn = generate.run(generate_config(copied / "out", copied / "run", model=str(copied / "model")))
-    assert drawn is not None
-    assert redrawn is not None
-    assert redrawn.digest == drawn.digest  # by the checkpoint that it was begun with
+    assert not_none(redrawn).digest == not_none(drawn).digest  # by the checkpoint that it was begun with
 
     make_latents(tmp_path / "other", 40, unit_rows=20, vocabulary=50)
     with pytest.raises(DatasetError, match=r"other/latents: not the dataset that this run began with"):

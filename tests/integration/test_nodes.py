@@ -13,7 +13,7 @@ from sdp.datasets import parts
 from sdp.generate import job as generate
 from sdp.process import job
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
-from tests.kit import accounted, rows_of
+from tests.kit import accounted, not_none, rows_of
 from tests.local_ray import several_nodes
 from tests.process_kit import config_of, follow_instructions, make_images
 from tests.waiting import as_soon_as
@@ -77,8 +77,7 @@ def test_generators_run_on_the_accelerator_asked_for_and_draw_the_same_pictures(
 
     def draw(name: str, **scaling: Any) -> list[str]:
         more = {"images_per_prompt": 2, "scaling": scaling}
-        dataset = generate.run(generate_config(tmp_path / name, checkpoint, ["a", "b", "c"], **more))
-        assert dataset is not None
+        dataset = not_none(generate.run(generate_config(tmp_path / name, checkpoint, ["a", "b", "c"], **more)))
         digests: list[str] = rows_of(dataset)["sha256"].to_pylist()
         return digests
 

@@ -25,7 +25,7 @@ from sdp.model.load import load_text_encoder, load_vae
 from sdp.process import job
 from sdp.sources.reading import SourceRow
 from sdp.storage import open_storage
-from tests.kit import account_of, rows_of, text_at
+from tests.kit import account_of, line_of, not_none, rows_of, text_at
 from tests.process_kit import config_of, every_tenth, images_table, make_images, picture, write_model, write_plain
 
 
@@ -66,9 +66,7 @@ def files_in(folder: Path) -> dict[str, tuple[int, float]]:
 
 
 def run(config: ProcessConfig, **options: bool) -> Dataset:
-    dataset = job.run(config, **options).dataset
-    assert dataset is not None
-    return dataset
+    return not_none(job.run(config, **options).dataset)
 
 
 # --- what comes out --------------------------------------------------------------------------------------------------
@@ -289,12 +287,7 @@ def test_a_dry_run_prints_its_plan_and_writes_nothing(
 
 
 def refused(config: ProcessConfig, kind: type[SdpError] = UserError) -> str:
-    with pytest.raises(kind) as error:
-        job.run(config)
-    assert error.value.exit_code == 2
-    line = str(error.value)
-    assert "\n" not in line
-    return line
+    return line_of(lambda: job.run(config), kind)
 
 
 def test_missing_inputs_are_reported_in_one_line_before_work_begins(tmp_path: Path, images: Path, model: Path) -> None:

@@ -21,7 +21,7 @@ from sdp.errors import UserError
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.process import job
 from sdp.storage import Storage, open_storage
-from tests.kit import rows_of
+from tests.kit import not_none, rows_of
 from tests.process_kit import config_of, picture
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -110,20 +110,17 @@ def test_an_interrupted_change_is_completed_by_the_next_run(
     with pytest.raises(pytest.fail.Exception):
         job.run(config, changed=True)
     monkeypatch.undo()
-    dataset = job.run(config).dataset
-    assert dataset is not None
+    dataset = not_none(job.run(config).dataset)
     assert used(dataset) == {"c": 2, "d": 3, "e": 4, "a": 5, "b": 6}
 
 
 def test_a_picture_that_was_taken_down_stays_out_when_its_caption_is_edited(
     config: ProcessConfig, tmp_path: Path
 ) -> None:
-    dataset = job.run(config).dataset
-    assert dataset is not None
+    dataset = not_none(job.run(config).dataset)
     tombstones.add(dataset.storage, [tombstones.Takedown("row", "0")])
     edit(tmp_path / "own")
-    dataset = job.run(config, changed=True).dataset
-    assert dataset is not None
+    dataset = not_none(job.run(config, changed=True).dataset)
     assert used(dataset) == {"d": 3, "e": 4, "b": 5}
 
 
@@ -145,8 +142,7 @@ def test_a_caption_that_was_missing_is_used_once_it_is_there(
     job.run(config, changed=True, dry_run=True)
     assert "process: 1 caption added (b.jpg), 1 picture gone (a.jpg)\n" in (err := capsys.readouterr().err)
     assert re.search(r"to do +1 part, 2 rows", err)
-    dataset = job.run(config, changed=True).dataset
-    assert dataset is not None
+    dataset = not_none(job.run(config, changed=True).dataset)
     assert used(dataset) == {"b": 1}
     capsys.readouterr()
     job.run(config, changed=True)
@@ -157,8 +153,7 @@ def test_a_picture_that_is_gone_before_its_turn_ends_no_job(config: ProcessConfi
     config = config_of(tmp_path / "own", tmp_path / "part", model)
     job.run(config.replaced(limit=3))
     (tmp_path / "own/e.jpg").unlink()
-    dataset = job.run(config, changed=True).dataset
-    assert dataset is not None
+    dataset = not_none(job.run(config, changed=True).dataset)
     assert used(dataset) == {"a": 0, "b": 1, "c": 2, "d": 3}
     assert dataset.manifest.counts.reasons == {"tombstone": 1}
 

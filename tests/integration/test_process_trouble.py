@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from sdp.datasets import parts
 from sdp.datasets.manifest import Dataset
 from sdp.process import job
-from tests.kit import account_of, accounted, reasons_of, rows_of
+from tests.kit import account_of, accounted, not_none, reasons_of, rows_of
 from tests.local_ray import one_node
 from tests.misbehaving import bodies
 from tests.process_kit import DEADLY, config_of, follow_instructions, make_images, picture, trouble
@@ -74,8 +74,7 @@ def test_every_hostile_row_has_its_reason_and_all_others_are_there(
     pq.write_table(table, folder / "a.parquet", row_group_size=10)
     summary = job.run(config_of(folder, tmp_path / "out", model, "output.rows_per_file=20", "encode.batch_size=8"))
 
-    dataset = summary.dataset
-    assert dataset is not None
+    dataset = not_none(summary.dataset)
     stored = rows_of(dataset)
     assert stored["row"].to_pylist() == [row for row in range(40) if row not in HOSTILE]
     assert accounted(dataset) == list(range(40))
@@ -106,9 +105,7 @@ def test_what_was_not_finite_can_be_tried_again_and_a_device_that_fails_is_repla
     assert first.figures.deaths == 2, "one that did not start, one whose device failed at work"
     assert first.figures.counts.written == 9, "and no row for that"
     second = job.run(config, only_failed=True)
-    assert first.dataset is not None
-    assert second.dataset is not None
-    assert dict(second.dataset.manifest.counts.reasons) == {"not_finite": 1}
+    assert dict(not_none(second.dataset).manifest.counts.reasons) == {"not_finite": 1}
     assert second.figures.images_encoded == 1, "the row that failed, and no other"
 
 

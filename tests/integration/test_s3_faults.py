@@ -20,7 +20,7 @@ from sdp.train import job as train
 from sdp.train.run_folder import RunFolder
 from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.integration.s3 import Gateway, be_client, gateway_fixture, upload  # noqa: F401 (fixture)
-from tests.kit import accounted
+from tests.kit import accounted, not_none
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
 from tests.process_kit import config_of, every_tenth, make_images
@@ -95,10 +95,8 @@ def every_fault(day: BadDay, gateway: Gateway, output: str) -> Iterator[None]:
     assert min(day.counts[what] for what in ("SlowDown", "gone", "credentials")) > 3, day.counts
 
 
-def check_equal(remote: Dataset | None, local: Dataset | None, gateway: Gateway) -> None:
+def check_equal(remote: Dataset, local: Dataset, gateway: Gateway) -> None:
     """The parts in the bucket are those on the disk, byte by byte."""
-    assert remote is not None
-    assert local is not None
     names = remote.storage.names("parts")
     assert names == local.storage.names("parts")
     assert len(names) == ROWS // UNIT
@@ -112,12 +110,11 @@ def test_latents_from_and_to_a_bucket_with_every_fault_are_those_on_a_disk(
 ) -> None:
     make_images(tmp_path, rows=ROWS, unit_rows=UNIT)
     settings = f"output.rows_per_file={UNIT}"
-    local = process.run(config_of(tmp_path / "images", tmp_path / "out", model, settings)).dataset
+    local = process.run(config_of(tmp_path / "images", tmp_path / "out", model, settings))
     images, far_model = upload(tmp_path / "images", f"{gateway.uri}/images"), upload(model, f"{gateway.uri}/model")
     with every_fault(day, gateway, "latents/parts"):
-        remote = process.run(config_of(images, f"{gateway.uri}/latents", far_model, settings)).dataset
-    check_equal(remote, local, gateway)
-    assert remote is not None
+        remote = not_none(process.run(config_of(images, f"{gateway.uri}/latents", far_model, settings)).dataset)
+    check_equal(remote, not_none(local.dataset), gateway)
     assert accounted(remote) == [row for row in range(ROWS) if not every_tenth(row)]
 
 
@@ -130,12 +127,10 @@ def test_images_to_a_bucket_with_every_fault_are_those_on_a_disk(
     source = write_urls(tmp_path / "meta", urls, files=2)
     far = upload(source, f"{gateway.uri}/meta")
     with every_fault(day, gateway, "out/parts"):
-        remote = download.run(config_for(far, f"{gateway.uri}/out", **settings))
-    local = download.run(config_for(source, tmp_path / "out", **settings))
-    assert remote is not None
-    assert local is not None
-    check_equal(remote.dataset, local.dataset, gateway)
-    assert sorted(check_exactly_once(remote.dataset, range(ROWS))) == [n for n in range(ROWS) if n % 9 != 4]
+        remote = not_none(download.run(config_for(far, f"{gateway.uri}/out", **settings))).dataset
+    local = not_none(download.run(config_for(source, tmp_path / "out", **settings))).dataset
+    check_equal(remote, local, gateway)
+    assert sorted(check_exactly_once(remote, range(ROWS))) == [n for n in range(ROWS) if n % 9 != 4]
 
 
 @pytest.mark.slow

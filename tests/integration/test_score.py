@@ -23,7 +23,7 @@ from sdp.process import job as processing
 from sdp.score import job, near
 from sdp.storage import open_storage
 from tests.evaluate_kit import tiny_clip, tiny_dino
-from tests.kit import accounted, reasons_of, rows_of, text_at
+from tests.kit import accounted, not_none, reasons_of, rows_of, text_at
 from tests.local_ray import one_node
 from tests.process_kit import config_of, every_tenth, make_images, picture
 from tests.score_kit import score_config, write_predictor
@@ -66,9 +66,7 @@ def scored(root: Path, networks: Path) -> Dataset:
 
 
 def run(config: ScoreConfig, **options: bool) -> Dataset:
-    dataset = job.run(config, **options).dataset
-    assert dataset is not None
-    return dataset
+    return not_none(job.run(config, **options).dataset)
 
 
 def duplicates_of(dataset: Dataset) -> dict[int, int]:
@@ -110,9 +108,8 @@ def test_every_written_image_has_the_scores_of_transformers_and_its_hash(
         output = model(pixel_values=seen, input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
         aesthetics = predictor(output.image_embeds)[:, 0]
     similarity = (output.image_embeds * output.text_embeds).sum(1)
-    np.testing.assert_allclose(
-        table["similarity"].to_numpy(), similarity.numpy(), atol=1e-3
-    )  # views differ by roundings
+    # Views differ by roundings.
+    np.testing.assert_allclose(table["similarity"].to_numpy(), similarity.numpy(), atol=1e-3)
     np.testing.assert_allclose(table["aesthetics"].to_numpy(), aesthetics.numpy(), atol=5e-3)
     assert len({round(score, 6) for score in table["aesthetics"].to_pylist()}) > 40
 
@@ -135,8 +132,7 @@ def test_process_leaves_rows_out_by_their_scores_and_accounts_for_them(
     config: ProcessConfig = config_of(
         root / "images", tmp_path / "out", model, f"source.tables={tables}", f"filters={filters}"
     )
-    dataset = processing.run(config).dataset
-    assert dataset is not None
+    dataset = not_none(processing.run(config).dataset)
     expected = {row: "score:aesthetics" for row, score in scores.items() if score < bound}
     expected |= {row: "score:duplicate" for row in COPIES if row not in expected}
     assert reasons_of(dataset) == expected

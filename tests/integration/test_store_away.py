@@ -24,7 +24,7 @@ from tests.download_kit import check_exactly_once, config_for, write_urls
 from tests.evaluate_kit import tiny_clip
 from tests.generate_kit import generate_config, make_checkpoint, tiny_model
 from tests.integration.s3 import Gateway, be_client, gateway_fixture, upload  # noqa: F401 (fixture)
-from tests.kit import accounted
+from tests.kit import accounted, not_none
 from tests.latents import make_latents
 from tests.local_ray import one_node
 from tests.misbehaving.server import ImageServer
@@ -63,8 +63,7 @@ def store(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def run_process(top: str, root: Path, _: pytest.FixtureRequest) -> None:
     make_images(root, rows=ROWS, unit_rows=UNIT)
     images, model = upload(root / "images", f"{top}/images"), upload(write_model(root / "model"), f"{top}/model")
-    dataset = process.run(config_of(images, f"{top}/out", model, f"output.rows_per_file={UNIT}")).dataset
-    assert dataset is not None
+    dataset = not_none(process.run(config_of(images, f"{top}/out", model, f"output.rows_per_file={UNIT}")).dataset)
     assert accounted(dataset) == [row for row in range(ROWS) if not every_tenth(row)]
 
 
@@ -72,8 +71,8 @@ def run_score(top: str, root: Path, _: pytest.FixtureRequest) -> None:
     make_images(root, rows=ROWS, unit_rows=UNIT)
     write_predictor(root / "predictor.pth", [12, 4, 1])
     networks = f"score.clip_model={tiny_clip(root / 'clip')}", f"score.aesthetics={root / 'predictor.pth'}"
-    dataset = score.run(score_config(upload(root / "images", f"{top}/images"), f"{top}/out", *networks)).dataset
-    assert dataset is not None
+    config = score_config(upload(root / "images", f"{top}/images"), f"{top}/out", *networks)
+    dataset = not_none(score.run(config).dataset)
     assert accounted(dataset) == [row for row in range(ROWS) if not every_tenth(row)]
 
 
@@ -83,8 +82,7 @@ def run_download(top: str, root: Path, request: pytest.FixtureRequest) -> None:
     source = upload(write_urls(root / "meta", urls, files=2), f"{top}/meta")
     fetch = {"connections": 4}
     summary = download.run(config_for(source, f"{top}/out", output={"rows_per_file": UNIT}, fetch=fetch))
-    assert summary is not None
-    assert len(check_exactly_once(summary.dataset, range(ROWS))) == ROWS
+    assert len(check_exactly_once(not_none(summary).dataset, range(ROWS))) == ROWS
 
 
 def run_train(top: str, root: Path, _: pytest.FixtureRequest) -> None:
@@ -98,8 +96,7 @@ def run_train(top: str, root: Path, _: pytest.FixtureRequest) -> None:
 
 def run_generate(top: str, root: Path, _: pytest.FixtureRequest) -> None:
     checkpoint = make_checkpoint(f"{top}/run", tiny_model(root / "model"))
-    dataset = generate.run(generate_config(f"{top}/out", checkpoint, ["a", "b", "c"]))
-    assert dataset is not None
+    dataset = not_none(generate.run(generate_config(f"{top}/out", checkpoint, ["a", "b", "c"])))
     assert accounted(dataset) == [0, 1, 2]
 
 
@@ -155,8 +152,7 @@ def test_a_job_that_is_stopped_while_its_store_is_away_ends_soon(store: Gateway,
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: any(name.startswith("stopped/out/parts/") for name in store.objects()), "a part")
         store.kill()
-        assert process.stderr is not None
-        assert any(line.startswith("retrying: ") for line in process.stderr)
+        assert any(line.startswith("retrying: ") for line in not_none(process.stderr))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130

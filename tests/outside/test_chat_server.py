@@ -13,7 +13,7 @@ import pytest
 
 from sdp.caption import job
 from tests.caption_kit import caption_config, colour_of, write_pictures
-from tests.kit import rows_of
+from tests.kit import not_none, rows_of
 from tests.programs import free_port
 from tests.tiny_vlm import caption_for, make_tiny_vlm
 from tests.waiting import until
@@ -56,6 +56,5 @@ def test_the_server_of_transformers_captions_pictures(served: tuple[Path, str], 
     model, url = served
     photos = write_pictures(tmp_path / "photos", 8)
     config = caption_config(photos, tmp_path / "out", model, f"captions.url={url}", "encode.accelerator=cpu")
-    dataset = job.run(config).dataset
-    assert dataset is not None
+    dataset = not_none(job.run(config).dataset)
     assert rows_of(dataset)["vlm"].to_pylist() == [caption_for(colour_of(row)) for row in range(8)]
