@@ -11,12 +11,9 @@ import pytest
 from sdp.config import dump_yaml
 from sdp.storage import open_storage
 from sdp.train.run_folder import RunFolder
-from tests.programs import ended, processes_with_variable
+from tests.programs import ROOT, ended, processes_with_variable
 from tests.training import config, tiny_inputs, when
 from tests.waiting import until
-
-ROOT = Path(__file__).parents[2]
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,7 @@ def test_training_that_is_stopped_leaves_a_checkpoint_and_does_not_exit_with_0(
     assert folder.newest() is not None
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_stopped_says_so_in_one_line(tmp_path: Path, number: signal.Signals) -> None:
     fifo = tmp_path / "config.yaml"
     os.mkfifo(fifo)
@@ -67,30 +64,20 @@ def test_a_command_that_is_stopped_says_so_in_one_line(tmp_path: Path, number: s
     assert err == f"sdp: stopped by {number.name}; the same command continues where it stopped\n"
 
 
-def test_a_signal_in_the_middle_of_an_import_is_one_line(tmp_path: Path) -> None:
-    """PyTorch's compiled modules abort the process if an exception reaches them."""
+@pytest.fixture
+def library(tmp_path: Path) -> dict[str, str]:
+    """The environment of a program that finds a module `compiled`, which is like PyTorch's.
+
+    A signal comes while it is imported, and it aborts the process if an exception reaches it.
+    """
     (tmp_path / "compiled.py").write_text(
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\nexcept KeyboardInterrupt:\n    os.abort()\n"
     )
-    code = """
-import sys
-from sdp import cli
-from sdp.cli.command import LOOK, Command
-
-def run(_):
-    import compiled
-
-sys.argv = ["sdp", "look"]
-sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    done = ended([sys.executable, "-c", code], env=environment)
-    assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
 
 
 @pytest.mark.parametrize("action", ["import compiled", "threading.Event().wait()"])
-def test_a_cleanup_that_waits_for_ever_does_not_keep_a_stopped_command(tmp_path: Path, action: str) -> None:
-    (tmp_path / "compiled.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+def test_a_cleanup_that_waits_for_ever_does_not_keep_a_stopped_command(library: dict[str, str], action: str) -> None:
     code = f"""
 import os, signal, sys, threading
 from sdp import cli, leaving
@@ -108,8 +95,7 @@ cli._UNWIND_S = 0.3
 sys.argv = ["sdp", "look"]
 sys.exit(cli.main(commands=[Command("look", LOOK, "Look.", lambda _: None, run)]))
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    done = ended([sys.executable, "-c", code], env=environment, timeout=30)
+    done = ended([sys.executable, "-c", code], env=library, timeout=30)
     assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
 
 
@@ -138,11 +124,11 @@ DEADLOCK = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a lock of Linux's C library")
 @pytest.mark.parametrize("action", ["import compiled", DEADLOCK])
-def test_a_signal_inside_a_library_s_code_releases_the_lease(tmp_path: Path, action: str) -> None:
-    (tmp_path / "compiled.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+def test_a_signal_inside_a_library_s_code_is_one_line_and_releases_the_lease(
+    library: dict[str, str], tmp_path: Path, action: str
+) -> None:
     command = [sys.executable, "-c", COMMAND.format(action=action), "look", str(tmp_path / "out")]
-    done = ended(command, env=environment)
+    done = ended(command, env=library)
     assert (done.returncode, done.stderr) == (143, "sdp: stopped by SIGTERM; run it again\n")
     (record,) = (tmp_path / "out/_lease").iterdir()
     assert '"released":true' in record.read_text().replace(" ", "")
