@@ -1,6 +1,5 @@
 """Images, transform, encoders and training on one node: `data.mode: collocated`."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from sdp.train.data.rows import PAD
 from sdp.train.job import run
 from sdp.train.run_folder import RunFolder
 from sdp.train.settle import settled
-from sdp.train.trainer import Callback, StepReport, Trainer
 from sdp.train.world import World
 from tests.process_kit import images_table, make_images, picture
 from tests.training import Watch, bad_rows, config, train
@@ -100,21 +98,11 @@ def test_a_training_run_takes_each_good_row_once_and_keeps_why_the_bad_one_was_l
     assert all(np.isfinite(watch.losses))
 
 
-@dataclass
-class Times(Callback):
-    """Keeps the reports of all steps."""
-
-    reports: list[StepReport] = field(default_factory=list)
-
-    def on_step(self, trainer: Trainer, report: StepReport) -> None:  # noqa: ARG002
-        self.reports.append(report)
-
-
 def test_encoding_is_an_activity_of_its_own_and_the_activities_fit_into_the_step(root: Path) -> None:
-    times = Times()
-    train(how(root, "timed", max_steps=6), callbacks=[times])
-    assert sum(report.parts.get("encode", 0.0) for report in times.reports) > 0
-    for report in times.reports:
+    watch = Watch()
+    train(how(root, "timed", max_steps=6), callbacks=[watch])
+    assert sum(report.parts.get("encode", 0.0) for report in watch.reports) > 0
+    for report in watch.reports:
         assert sum(report.parts.values()) <= report.seconds
 
 
