@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,13 @@ class Toy:
         return (*value, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def placement(least: int = 1, most: int = 1) -> Placement:
-    return Placement(least=least, most=most, wait_s=600.0, output="out")
+PLACEMENT = Placement(wait_s=600.0, output="out")
+
+
+def feed(pipeline: OnRay, items: Iterable[int]) -> None:
+    """Feed items under themselves as keys."""
+    for item in items:
+        pipeline.feed(item, item)
 
 
 def collect(pipeline: OnRay, count: int) -> list[tuple[Any, Note, Any]]:
@@ -78,7 +83,7 @@ def count_statistics() -> int:
 
 def test_each_piece_comes_back_once_as_one_block_with_its_note() -> None:
     before = count_statistics()
-    with OnRay(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), PLACEMENT, 1) as pipeline:
         for number in range(PIECES):
             pipeline.feed(number, 100 + number)
         results = collect(pipeline, PIECES)
@@ -106,19 +111,18 @@ def test_a_reader_that_dies_loses_no_piece(tmp_path: Path, monkeypatch: pytest.M
                 os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(pipeline_module, "_read_pieces", dying)
-    with OnRay(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), PLACEMENT, 1) as pipeline:
         for number in range(5):
             pipeline.feed(number, number)
             collect(pipeline, 1)
-        for number in range(5, 12):
-            pipeline.feed(number, number)
+        feed(pipeline, range(5, 12))
         assert sorted(key for key, _, _ in collect(pipeline, 7)) == list(range(5, 12))
     assert died.exists()
 
 
 def test_a_suspended_desk_ends_the_run_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_module, "_WAIT_S", 0.5)
-    with OnRay(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), PLACEMENT, 1) as pipeline:
         pipeline.feed(0, 100)
         assert len(collect(pipeline, 1)) == 1
         (process,) = (
@@ -148,11 +152,11 @@ def test_transforms_that_die_before_they_reach_the_desk_end_the_run(
     prepare = pipeline_module.prepare
     monkeypatch.setattr(pipeline_module, "prepare", dying)
     monkeypatch.setattr(desk, "_SLOWEST_S", 0.0)
-    with OnRay(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), PLACEMENT, 1) as pipeline:
         pipeline.feed("key", 0)
         until(lambda: pipeline.state().started, "the encoder has started")
         until(lambda: len(list(pids.iterdir())) > 1, "Ray has started two transforms")
-        pipeline._placement = replace(placement(), wait_s=0.0)
+        pipeline._placement = replace(PLACEMENT, wait_s=0.0)
         with pytest.raises(UserError, match=r"^transform.node_labels: no node offered 1 CPU .* that lives \(see `ray"):
             collect(pipeline, 1)
         enough.touch()
@@ -178,7 +182,7 @@ class Held(Toy):
 
 
 def test_an_encoder_that_died_does_not_count_as_working_until_another_loads(tmp_path: Path) -> None:
-    with OnRay(Held(folder=str(tmp_path)), placement(), 1) as pipeline:
+    with OnRay(Held(folder=str(tmp_path)), PLACEMENT, 1) as pipeline:
         assert not pipeline._anyone_works()
         pipeline.feed("key", 0)
         until(lambda: pipeline.state().working, "the piece is at the encoder")
@@ -194,9 +198,8 @@ def test_an_encoder_that_died_does_not_count_as_working_until_another_loads(tmp_
 
 
 def test_of_a_piece_that_was_sent_twice_one_result_counts() -> None:
-    with OnRay(Toy(), placement(), 1) as pipeline:
-        for number in range(3):
-            pipeline.feed(number, number)
+    with OnRay(Toy(), PLACEMENT, 1) as pipeline:
+        feed(pipeline, range(3))
         for sent in list(pipeline._sent.values()):  # as where an encoder's node has gone
             pipeline._send(sent)
         pipeline.feed("last", 3)
@@ -211,7 +214,7 @@ def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_
     def lifetime_s() -> int:
         from sdp.runners import on_ray
 
-        on_ray._dataset(Toy(), placement(), None, prepares=True)
+        on_ray._dataset(Toy(), PLACEMENT, None, prepares=True)
         from ray.data._internal.cluster_autoscaler.default_cluster_autoscaler_v2 import DefaultClusterAutoscalerV2
 
         return DefaultClusterAutoscalerV2.AUTOSCALING_REQUEST_EXPIRE_TIME_S
@@ -222,7 +225,7 @@ def test_a_pipeline_whose_driver_was_killed_soon_gives_its_share_of_the_cluster_
 def test_a_pipeline_that_is_fed_late_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray Data itself would end it after this time without progress, by default half an hour."""
     monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.5)
-    with OnRay(Toy(), placement(), 1) as pipeline:
+    with OnRay(Toy(), PLACEMENT, 1) as pipeline:
         for number in range(2):
             pipeline.feed(number, number)
             assert [key for key, _, _ in collect(pipeline, 1)] == [number]
@@ -230,9 +233,8 @@ def test_a_pipeline_that_is_fed_late_does_not_end(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_error_of_ours_is_raised_as_it_is() -> None:
-    with OnRay(Toy(breaks_at=2), placement(), 1) as pipeline:
-        for number in range(3):
-            pipeline.feed(number, number)
+    with OnRay(Toy(breaks_at=2), PLACEMENT, 1) as pipeline:
+        feed(pipeline, range(3))
         with pytest.raises(DatasetError, match=r"^item 2 is damaged$"):
             collect(pipeline, 3)
 
@@ -304,8 +306,7 @@ def test_workers_share_the_items_and_leave_room_for_a_task_that_writes(tmp_path:
 
 def test_an_item_that_kills_its_worker_or_fails_twice_comes_back_without_rows(tmp_path: Path) -> None:
     with halving(tmp_path) as runner:
-        for number in (2, -2, 7, 8):
-            runner.feed(number, number)
+        feed(runner, (2, -2, 7, 8))
         reasons = {key: note.died for key, note, _ in collect(runner, 4)}
         assert runner.state().deaths["work"] == 4
     assert reasons.pop(-2) in ("its worker died each time", "its process ended")
@@ -314,8 +315,7 @@ def test_an_item_that_kills_its_worker_or_fails_twice_comes_back_without_rows(tm
 
 def test_an_error_of_ours_in_a_worker_ends_the_job_in_its_own_words(tmp_path: Path) -> None:
     with halving(tmp_path) as runner:
-        for number in (2, -1):
-            runner.feed(number, number)
+        feed(runner, (2, -1))
         with pytest.raises(UserError, match=r"^nothing to halve$"):
             collect(runner, 2)
     assert ray.is_initialized()
