@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pytest
 import torch
 
 from sdp.config import parse
+from sdp.config.generate import GenerateConfig
 from sdp.config.train import TrainConfig
 from sdp.dreambooth.job import run as dreambooth
+from sdp.generate.painter import load_painter
+from sdp.generate.source import choose
 from sdp.model.sources import resolve
 from sdp.process.job import run as process
 from sdp.train import step
 from sdp.train.trainer import StepReport
+from tests.kit import not_none
 from tests.process_kit import config_of, make_images, picture
 from tests.training import Watch, train
 
@@ -63,6 +68,11 @@ def teach(folder: Path, model: str) -> None:
         "precision": "fp32", "scaling": {"accelerator": "cpu"},
     }  # fmt: skip
     dreambooth(parse("dreambooth", how))
+
+
+def painted(how: GenerateConfig, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
+    """Return the pictures of a batch that sdp draws, as whole numbers."""
+    return [not_none(picture).astype(int) for picture in load_painter(choose(how), how).paint(prompts, seeds)]
 
 
 def table_of(folder: Path) -> Any:

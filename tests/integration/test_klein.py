@@ -20,15 +20,14 @@ from sdp.errors import ConfigError, ModelError, UserError
 from sdp.families import TICKS, flops, space_of
 from sdp.families.flux2 import FLUX2
 from sdp.families.tokenizer import load_tokenizer, token_ids
-from sdp.generate.painter import load_painter
-from sdp.generate.source import GenerateModel, choose
+from sdp.generate.source import choose
 from sdp.model.export import export
 from sdp.model.latents import decode, to_pixels
 from sdp.model.load import load_denoiser, load_text_encoder, load_vae
 from sdp.model.lora import matrices_of
-from sdp.model.sources import check, parse, resolve
+from sdp.model.sources import check, resolve
 from sdp.process.job import run as process
-from tests.flow_kit import altered, check_step, first_step, make_inputs, mode, noisy, table_of, teach
+from tests.flow_kit import altered, check_step, first_step, make_inputs, mode, noisy, painted, table_of, teach
 from tests.generate_kit import generate_config
 from tests.process_kit import config_of, picture
 from tests.training import config, train, weights
@@ -136,10 +135,8 @@ def test_times_are_exact_in_every_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_pictures_are_those_of_diffusers_pipeline(tmp_path: Path, pipeline: Any, guidance: float) -> None:
     how = generate_config(tmp_path / "out", MODEL, sampler={"guidance_scale": guidance, "steps": 4})
-    drawn = load_painter(GenerateModel(MODEL, "", parse(MODEL)), how).paint(PROMPTS[:2], [7, 8])
-    for prompt, seed, actual in zip(PROMPTS, [7, 8], drawn, strict=False):
-        assert actual is not None
-        assert np.abs(actual.astype(int) - drawn_by(pipeline, prompt, seed, guidance=guidance)).max() <= 1
+    for prompt, seed, actual in zip(PROMPTS, [7, 8], painted(how, PROMPTS[:2], [7, 8]), strict=False):
+        assert np.abs(actual - drawn_by(pipeline, prompt, seed, guidance=guidance)).max() <= 1
 
 
 def drawn_by(pipeline: Any, prompt: str, seed: int, *, guidance: float = 4.0) -> Any:
@@ -169,11 +166,9 @@ def test_training_learns_and_an_export_draws_the_same_in_diffusers(root: Path, t
     state = exported.transformer.state_dict()
     assert all(torch.equal(tensor, trained[f"ema.{name}"]) for name, tensor in state.items())
     if how == "ids":
-        drawn = choose(generate_config(tmp_path / "drawn", root / how))
         how_drawn = generate_config(tmp_path / "drawn", root / how, sampler={"guidance_scale": 4.0, "steps": 4})
-        (actual,) = load_painter(drawn, how_drawn).paint(["a cat"], [7])
-        assert actual is not None
-        assert np.abs(actual.astype(int) - drawn_by(exported, "a cat", 7)).max() <= 1
+        (actual,) = painted(how_drawn, ["a cat"], [7])
+        assert np.abs(actual - drawn_by(exported, "a cat", 7)).max() <= 1
 
 
 def test_a_lora_alone_draws_in_diffusers_what_sdp_draws(root: Path, tmp_path: Path, pipeline: Any) -> None:
@@ -184,12 +179,11 @@ def test_a_lora_alone_draws_in_diffusers_what_sdp_draws(root: Path, tmp_path: Pa
     train(how)
     export(str(root / "lora"), str(tmp_path / "lora.safetensors"), form="lora")
     how_drawn = generate_config(tmp_path / "drawn", root / "lora", sampler={"guidance_scale": 4.0, "steps": 4})
-    (actual,) = load_painter(choose(how_drawn), how_drawn).paint(["a cat"], [7])
+    (actual,) = painted(how_drawn, ["a cat"], [7])
     adapted = loaded(resolve(MODEL).path)
     adapted.load_lora_weights(str(tmp_path / "lora.safetensors"))
     drawn = drawn_by(adapted, "a cat", 7)
-    assert actual is not None
-    assert np.abs(actual.astype(int) - drawn).max() <= 1
+    assert np.abs(actual - drawn).max() <= 1
     assert np.abs(drawn_by(pipeline, "a cat", 7) - drawn).max() > 3, "the LoRA changes the picture"
 
 
@@ -229,9 +223,8 @@ def test_dreambooth_teaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_distilled_model_draws_without_guidance_and_is_not_trained(root: Path, tmp_path: Path) -> None:
     folder = altered(tmp_path, MODEL, "model_index.json", is_distilled=True)
     how = generate_config(tmp_path / "out", folder, sampler={"guidance_scale": 4.0, "steps": 4})
-    (actual,) = load_painter(choose(how), how).paint(["a cat"], [7])
-    assert actual is not None
-    assert np.abs(actual.astype(int) - drawn_by(loaded(folder), "a cat", 7)).max() <= 1
+    (actual,) = painted(how, ["a cat"], [7])
+    assert np.abs(actual - drawn_by(loaded(folder), "a cat", 7)).max() <= 1
     with pytest.raises(ConfigError, match=r"model\.source: expected a base model, got .*model, which is distilled"):
         train(settings(root, "no", source__uri=str(root / "token_ids"), model__source=str(folder)))
 

@@ -19,20 +19,19 @@ from sdp.encode.transform import crop_image
 from sdp.errors import ConfigError, ModelError, UserError
 from sdp.families import TICKS, prx
 from sdp.families.prx import PRX, lengths
-from sdp.generate.painter import load_painter
-from sdp.generate.source import GenerateModel, choose
+from sdp.generate.source import choose
 from sdp.model.export import export
 from sdp.model.latents import to_pixels
 from sdp.model.load import load_text_encoder, load_vae
 from sdp.model.schedule import Flow
-from sdp.model.sources import check, parse, resolve
+from sdp.model.sources import check, resolve
 from sdp.process.job import run as process
 from sdp.train import step
 from sdp.train.assemble import make_networks, make_objective
 from sdp.train.plan import make_plan
 from sdp.train.settle import settled
 from sdp.train.world import World
-from tests.flow_kit import MODES, altered, check_step, first_step, make_inputs, mode, noisy, table_of, teach
+from tests.flow_kit import MODES, altered, check_step, first_step, make_inputs, mode, noisy, painted, table_of, teach
 from tests.generate_kit import generate_config
 from tests.latents import make_latents
 from tests.process_kit import config_of, picture
@@ -110,11 +109,10 @@ def test_a_step_has_the_loss_and_the_gradient_of_a_loop_of_diffusers_alone(
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 def test_pictures_are_those_of_diffusers_pipeline(tmp_path: Path, pipeline: Any, guidance: float) -> None:
     how = generate_config(tmp_path / "out", MODEL, sampler={"guidance_scale": guidance, "steps": 4})
-    drawn = load_painter(GenerateModel(MODEL, "", parse(MODEL)), how).paint(["a cat", "a much longer caption"], [7, 8])
-    for prompt, seed, actual in zip(["a cat", "a much longer caption"], [7, 8], drawn, strict=True):
+    prompts, seeds = ["a cat", "a much longer caption"], [7, 8]
+    for prompt, seed, actual in zip(prompts, seeds, painted(how, prompts, seeds), strict=True):
         expected = drawn_by(pipeline, prompt, seed, steps=4, guidance=guidance)
-        assert actual is not None
-        assert np.abs(actual.astype(int) - expected).max() <= 1
+        assert np.abs(actual - expected).max() <= 1
 
 
 def drawn_by(pipeline: Any, prompt: str, seed: int, *, steps: int, guidance: float) -> Any:
@@ -234,10 +232,9 @@ def test_a_vae_of_32_pixels_a_latent_encodes_trains_and_draws(root: Path, tmp_pa
         trained = weights(train(settings(root, f"deep-{run}", **{"model__source": str(deep), **more})))
         assert all(tensor.isfinite().all() for tensor in trained.values())
     how_drawn = generate_config(tmp_path / "out", deep, sampler={"guidance_scale": 5.0, "steps": 3})
-    (actual,) = load_painter(GenerateModel(str(deep), "", parse(str(deep))), how_drawn).paint(["a cat"], [7])
+    (actual,) = painted(how_drawn, ["a cat"], [7])
     picture_of_diffusers = drawn_by(PRXPipeline.from_pretrained(deep), "a cat", 7, steps=3, guidance=5.0)
-    assert actual is not None
-    assert np.abs(actual.astype(int) - picture_of_diffusers).max() <= 1
+    assert np.abs(actual - picture_of_diffusers).max() <= 1
 
 
 def test_what_makes_no_sense_is_refused(root: Path, tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 
-from sdp.generate.painter import load_painter
-from sdp.generate.source import GenerateModel
 from sdp.model.export import export
-from sdp.model.sources import parse
+from tests.flow_kit import painted
 from tests.generate_kit import generate_config
 from tests.process_kit import make_images
 from tests.tiny_model import make_tiny_model
@@ -46,13 +44,11 @@ def test_diffusers_loads_the_export_of_a_model_that_names_a_safety_checker(
 def test_its_pictures_are_those_of_diffusers(exported: tuple[Path, dict[str, torch.Tensor]]) -> None:
     folder, _ = exported
     how = generate_config(folder / "out", folder, sampler={"guidance_scale": 5.0})
-    drawer = GenerateModel(str(folder), "", parse(str(folder)))
-    actual = load_painter(drawer, how).paint(["a cat"], [7])[0]
+    (actual,) = painted(how, ["a cat"], [7])
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, clip_sample=False)
     expected = pipeline(
         "a cat", num_inference_steps=3, guidance_scale=5.0, height=64, width=64, output_type="np",
         generator=torch.Generator().manual_seed(7),
     ).images[0]  # fmt: skip
-    assert actual is not None
-    assert np.abs(actual.astype(int) - np.round(expected * 255).astype(int)).max() <= 1
+    assert np.abs(actual - np.round(expected * 255).astype(int)).max() <= 1
