@@ -42,23 +42,12 @@ def make_checkpoint(
         tensors |= {f"{EMA}{name}": tensor.detach().clone() for name, tensor in unet.named_parameters()}
     if spoil:
         tensors[spoil][...] = torch.nan
-    config = parse(
-        "train",
-        {
-            "source": {"uri": "latents"},
-            "output": {"uri": str(run)},
-            "model": {"source": str(model)},
-            "objective": {"prediction": prediction},
-            "ema": {"decay": 0.99 if ema else None},
-        },
-    )
+    settings = {"source": {"uri": "latents"}, "output": {"uri": str(run)}, "model": {"source": str(model)}}
+    objective, average = {"prediction": prediction}, {"decay": 0.99 if ema else None}
+    config = parse("train", {**settings, "objective": objective, "ema": average}).model_dump(mode="json")
     resolved = resolve(str(model))
-    saver = CheckpointManager(
-        RunFolder(open_storage(str(run))),
-        World(),
-        config.model_dump(mode="json"),
-        metadata={"model": {"source": str(resolved.source), "digest": resolved.digest}},
-    )
+    metadata = {"model": {"source": str(resolved.source), "digest": resolved.digest}}
+    saver = CheckpointManager(RunFolder(open_storage(str(run))), World(), config, metadata=metadata)
     saving = saver.stage(tensors, TrainState(step=step), Ledger())
     saving.written.result(timeout=60)
     saver.commit(saving)

@@ -42,28 +42,19 @@ def make_latents(
     write_source(root / "source", [("a.parquet", rows)])
     storage = open_storage(uri or str(root / "latents"))
     output = open_output(storage, Head("latents", unit_rows, False, {"resolutions": [resolution]}))
-    return _complete(root, output, group_rows, resolution, failed, vocabulary, text_width, buckets=buckets)
+    how = {"resolution": resolution, "vocabulary": vocabulary, "text_width": text_width, "buckets": buckets}
+    return _complete(root, output, group_rows, failed, **how)
 
 
 def grow_latents(root: Path, rows: int, *, first: int, group_rows: int, vocabulary: int) -> Dataset:
     """The same with a further file of rows upstream: its next version."""
     write_source(root / "source", [(f"more-{first}.parquet", rows)], first)
     output = read_output(open_storage(str(root / "latents")))
-    return _complete(root, output, group_rows, 64, 0, vocabulary)
+    return _complete(root, output, group_rows, resolution=64, vocabulary=vocabulary)
 
 
-def _complete(
-    root: Path,
-    output: Output,
-    group_rows: int,
-    resolution: int,
-    failed: int,
-    vocabulary: int,
-    text_width: int | None = None,
-    *,
-    buckets: bool = False,
-) -> Dataset:
-    """Whatever is missing of it."""
+def _complete(root: Path, output: Output, group_rows: int, failed: int = 0, **table: Any) -> Dataset:
+    """Write the parts that are missing, with tables like these."""
     storage = output.storage
     output = freeze_source(output, list_source(str(root / "source")), ["URL"])
     for work in output.pending():
@@ -73,8 +64,8 @@ def _complete(
             for row in addresses
         ]
         kept = np.array([o.row for o in outcomes if o.outcome == WRITTEN], np.int64)
-        table = latents_table(kept, resolution, vocabulary, text_width, buckets=buckets)
-        write_part(storage, "latents", work, table, account_table(outcomes), layout=Layout(row_group_rows=group_rows))
+        rows, layout = latents_table(kept, **table), Layout(row_group_rows=group_rows)
+        write_part(storage, "latents", work, rows, account_table(outcomes), layout=layout)
     return finish(output, input={"uri": str(root / "source")})
 
 
