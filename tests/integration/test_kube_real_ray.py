@@ -34,10 +34,9 @@ from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
 from tests.kube_server import CORE, RAY, KubeServer, running
 from tests.misbehaving.server import ImageServer
-from tests.programs import ended, free_port, processes_with
+from tests.programs import ROOT, ended, free_port, processes_with
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0
 STOPS_SLOWLY = """
 import pathlib, signal, sys, threading
@@ -86,15 +85,11 @@ def ray() -> Iterator[Ray]:
         "RAY_raylet_start_wait_time_s": "150",  # Ray's own 30 s are few on a busy machine
     }
     words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus=2", "--num-gpus=1"]
-    words += ["--labels=sdp/group=a10g"]
     words += [f"--port={cluster.gcs}", f"--dashboard-port={cluster.port}", "--dashboard-host=127.0.0.1"]
-    words += [
-        "--node-ip-address=127.0.0.1",
-        f"--ray-client-server-port={free_port()}",
-        "--object-store-memory=200000000",
-    ]
+    words += [f"--ray-client-server-port={free_port()}", "--node-ip-address=127.0.0.1", "--labels=sdp/group=a10g"]
     words += [f"--dashboard-agent-listen-port={free_port()}"]  # jobs are submitted through the agent
-    words += ["--include-dashboard=true", f"--temp-dir={folder}", "--disable-usage-stats"]
+    words += ["--object-store-memory=200000000", f"--temp-dir={folder}", "--disable-usage-stats"]
+    words += ["--include-dashboard=true"]
     with Path(folder, "start.log").open("wb") as log:
         process = subprocess.Popen(words, env=environ, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
     try:
@@ -158,13 +153,8 @@ def operate(kube: KubeServer, ray: Ray, path: str, item: dict[str, Any]) -> None
         job = ray.ask("GET", f"/api/jobs/{submission}")
         ended = job["status"] in ("SUCCEEDED", "FAILED", "STOPPED")
         state = "Failed" if job["status"] == "FAILED" else "Complete" if ended else "Running"
-        kube.update_status(
-            path,
-            jobStatus=job["status"],
-            jobDeploymentStatus=state,
-            message=job["message"],
-            startTime="2026-11-21T07:30:00Z",
-        )
+        about = {"message": job["message"], "startTime": "2026-11-21T07:30:00Z"}
+        kube.update_status(path, jobStatus=job["status"], jobDeploymentStatus=state, **about)
         return ended
 
     threading.Thread(target=follow, daemon=True).start()
@@ -195,6 +185,18 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
     assert kube.asked("GET", "portforward") > 0
 
 
+def begun(kube: KubeServer, name: str, entrypoint: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """Run a program as a RayJob; return its log once that says `ready`."""
+    job = make_rayjob("train", None, name=name)
+    job["spec"]["entrypoint"] = entrypoint
+    kube.on_create(f"{RAY}/rayjobs/{name}", kube.put(f"{RAY}/rayjobs/{name}", job))
+
+    def log() -> str:
+        return capfd.readouterr().out if main(["logs", name]) == 0 else ""
+
+    return until(lambda: text if "ready" in (text := log()) else "", "the driver has begun")
+
+
 HOLDS_A_GPU = """
 import ray
 from ray.util.state import list_actors
@@ -219,18 +221,9 @@ time.sleep(120)
 def test_the_holder_of_a_gpu_is_named_in_the_driver_and_by_status(
     kube: KubeServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(HOLDS_A_GPU)
-    job = make_rayjob("train", None, name="holder")
-    job["spec"]["entrypoint"] = f"python {script}"
-    kube.on_create(f"{RAY}/rayjobs/holder", kube.put(f"{RAY}/rayjobs/holder", job))
-    logs: list[str] = []
-
-    def ready() -> bool:
-        return main(["logs", "holder"]) == 0 and "ready" in (logs.append(capfd.readouterr().out) or logs[-1])
-
-    until(ready, "the trainer has its GPU", 60)
-    (line,) = [line for line in logs[-1].splitlines() if line.startswith("in the driver: ")]
+    (tmp_path / "driver.py").write_text(HOLDS_A_GPU)
+    log = begun(kube, "holder", f"python {tmp_path / 'driver.py'}", capfd)
+    (line,) = [line for line in log.splitlines() if line.startswith("in the driver: ")]
     assert re.fullmatch(r"in the driver: \['holder holds 1 A100 GPU \(job begun \S+ \S+Z\)'\] \[\]", line)
     assert main(["status"]) == 0
     assert re.search(r"^sdp: holder holds 1 a10g GPU \(job begun 20\S+ \S+Z\)$", capfd.readouterr().out, re.MULTILINE)
@@ -242,15 +235,7 @@ def test_a_job_that_is_stopped_has_the_time_for_a_last_checkpoint(
 ) -> None:
     script, saved = tmp_path / "driver.py", tmp_path / "saved"
     script.write_text(STOPS_SLOWLY)
-    job = make_rayjob("train", None, name="slow")
-    job["spec"]["entrypoint"] = f"python {script} {saved}"
-    made = kube.put(f"{RAY}/rayjobs/slow", job)
-    kube.on_create(f"{RAY}/rayjobs/slow", made)
-
-    def ready() -> bool:
-        return main(["logs", "slow"]) == 0 and "ready" in capfd.readouterr().out
-
-    until(ready, "the driver has begun")
+    begun(kube, "slow", f"python {script} {saved}", capfd)
     assert main(["stop", "slow"]) == 0
     assert "slow: stopped" in capfd.readouterr().err
     assert saved.read_text() == "a last checkpoint"
