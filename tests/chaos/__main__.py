@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -230,10 +230,8 @@ def left_behind(mark: str, but: Sequence[str] = ()) -> dict[str, int]:
 def end_all(mark: str, only: str | None = None) -> None:
     """Kill the processes with a mark, or those of one kind."""
     for pid in [pid for pid, kind in processes(mark) if only in (None, kind)]:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 class Chaos:

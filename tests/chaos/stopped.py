@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -70,10 +71,8 @@ def _signal(mark: str, number: signal.Signals) -> None:
     reached: set[int] = set()
     while new := {pid for pid, _ in processes(mark)} - reached:
         for pid in new:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                continue
         reached |= new
 
 

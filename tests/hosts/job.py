@@ -15,17 +15,8 @@ def main(notes: Path) -> int:
 
     def noted(*arguments: Any, **options: Any) -> Any:
         summary = run(*arguments, **options)
-        figures = summary.figures
-        notes.write_text(
-            json.dumps(
-                {
-                    "transformed_on": figures.transformed_on,
-                    "encoded_on": figures.encoded_on,
-                    "bytes_written": figures.bytes_written,
-                    "deaths": figures.deaths,
-                }
-            )
-        )
+        names = ("transformed_on", "encoded_on", "bytes_written", "deaths")
+        notes.write_text(json.dumps({name: getattr(summary.figures, name) for name in names}))
         return summary
 
     job.run = noted

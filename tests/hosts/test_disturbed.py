@@ -9,9 +9,7 @@ from tests.hosts.cluster import Cluster, Job
 from tests.hosts.stages import PIXELS, parts, process
 from tests.waiting import until
 
-pytestmark = [
-    pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.timeout(1200)
-]  # fmt: skip
+pytestmark = [pytest.mark.needs("ip", "tc", "versitygw"), pytest.mark.timeout(1200)]
 STEADY_MBIT_S = 8.0
 """A pace at which the pixels of a unit take three seconds, so that a job is caught at work."""
 

@@ -9,9 +9,7 @@ from sdp.train.run_folder import RunFolder
 from tests.hosts.cluster import Cluster
 from tests.hosts.stages import EMBEDDINGS, MOMENTS, PIXELS, ROWS, online, process
 
-pytestmark = [
-    pytest.mark.needs("ip"), pytest.mark.needs("tc"), pytest.mark.needs("versitygw"), pytest.mark.timeout(1200)
-]  # fmt: skip
+pytestmark = [pytest.mark.needs("ip", "tc", "versitygw"), pytest.mark.timeout(1200)]
 CONTROL = 2_000_000
 """The most that Ray's own messages, code and logs take on a link during a job."""
 
