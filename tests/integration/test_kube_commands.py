@@ -74,14 +74,8 @@ class Lab:
         """The operator has submitted a RayJob, and Ray runs it."""
         submission = f"{name}-zz9zz"
         self.ray.jobs[submission] = RayJob()
-        self.kube.update_status(
-            f"{RAY}/rayjobs/{name}",
-            jobId=submission,
-            rayClusterName="sdp",
-            jobDeploymentStatus="Running",
-            jobStatus="RUNNING",
-            startTime="2026-11-21T07:30:00Z",
-        )
+        status = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING", "startTime": "2026-11-21T07:30:00Z"}
+        self.kube.update_status(f"{RAY}/rayjobs/{name}", jobId=submission, rayClusterName="sdp", **status)
         return submission
 
     def begun(self, name: str, log: bytes = b"") -> None:
@@ -403,10 +397,8 @@ def test_an_unreachable_server_is_one_line_and_can_be_retried(lab: Lab) -> None:
     err = lab.run("status", "--context", "elsewhere", code=1).err
     assert "sdp: kubernetes: 127.0.0.1:1 does not answer (" in err
     assert len(err.splitlines()) == 1
-    assert re.fullmatch(
-        r"failed  server: .* does not answer .*\n0 ok, 0 warnings, 1 failed\n",
-        lab.run("doctor", "--context", "elsewhere", code=1).out,
-    )
+    out = lab.run("doctor", "--context", "elsewhere", code=1).out
+    assert re.fullmatch(r"failed  server: .* does not answer .*\n0 ok, 0 warnings, 1 failed\n", out)
 
 
 def test_a_server_with_another_certificate_is_not_spoken_to(
@@ -866,15 +858,9 @@ def test_a_job_whose_head_is_gone_can_still_be_deleted(lab: Lab) -> None:
 def healthy(lab: Lab, storage: Path) -> None:
     """A cluster where nothing is wrong."""
     lab.kube.put(CRD, {"spec": {"versions": [{"name": "v1", "schema": dict.fromkeys(FIELDS)}]}})
-    container = {"image": "quay.io/kuberay/operator:v1.7.0"}
-    lab.kube.put(
-        OPERATOR,
-        {
-            "metadata": {"namespace": "kuberay-system", "labels": {"app.kubernetes.io/name": "kuberay-operator"}},
-            "spec": {"template": {"spec": {"containers": [container]}}},
-            "status": {"availableReplicas": 1},
-        },
-    )
+    about = {"namespace": "kuberay-system", "labels": {"app.kubernetes.io/name": "kuberay-operator"}}
+    spec = {"template": {"spec": {"containers": [{"image": "quay.io/kuberay/operator:v1.7.0"}]}}}
+    lab.kube.put(OPERATOR, {"metadata": about, "spec": spec, "status": {"availableReplicas": 1}})
     lab.kube.put("/api/v1/nodes/gpu", node("gpu", 1, "NVIDIA-A10G"))
     selector = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A10G"}}
     lab.kube.put(f"{RAY}/rayclusters/sdp", raycluster(group("cpu"), group("a10g", 1, "A10G", **selector)))
@@ -994,21 +980,19 @@ def test_a_chart_is_examined_before_it_is_applied(lab: Lab, tmp_path: Path, tool
     assert findings["cluster"] == ["ok: sdp, from the manifests"]
     assert findings["accounts"] == ["ok: the pods' service accounts and secrets exist"], "the chart makes them"
     made = file.read_text()
-    secrets = (
-        *("storage.secretName=keys", "imagePullSecrets[0].name=pull"),
-        *("auth.secretName=token", "envFrom[0].secretRef.name=hub"),
-    )
+    secrets = ["storage.secretName=keys", "imagePullSecrets[0].name=pull"]
+    secrets += ["auth.secretName=token", "envFrom[0].secretRef.name=hub"]
+
+    def accounts() -> list[str]:
+        return [line.partition(";")[0] for line in examined(lab, "--manifest", str(file))[1]["accounts"]]
+
     done = ended([*command, *(word for value in secrets for word in ("--set", value))], check=True)
     file.write_text(done.stdout)
     lab.kube.put(f"{CORE}/secrets/pull", {})
-    assert [line.partition(";")[0] for line in examined(lab, "--manifest", str(file))[1]["accounts"]] == [
-        f"failed: there is no secret {name} in lab" for name in ("hub", "keys", "token")
-    ]
+    assert accounts() == [f"failed: there is no secret {name} in lab" for name in ("hub", "keys", "token")]
     file.write_text(made.replace("kind: ServiceAccount", "kind: Other"))
     lab.kube.put(f"{CORE}/serviceaccounts/sdp", {})
-    assert [line.partition(";")[0] for line in examined(lab, "--manifest", str(file))[1]["accounts"]] == [
-        f"failed: there is no service account sdp-{name} in lab" for name in ("downloads", "head")
-    ]
+    assert accounts() == [f"failed: there is no service account sdp-{name} in lab" for name in ("downloads", "head")]
     file.write_text(made)
     assert findings["group a10g"] == ["ok: 1 node with A10G"]
     assert findings["group a100"][0].startswith("warning: no node has 8 GPUs and nvidia.com/gpu.product=NVIDIA-A100-")
