@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sdp import telemetry
-from sdp.config import load
 from sdp.download import job as downloading
 from sdp.process import job as processing
 from sdp.train import job as training
 from tests.download_kit import config_for, plain_urls, write_urls
 from tests.misbehaving.server import ImageServer
 from tests.monitoring.machines import GIB
+from tests.process_kit import config_of
 from tests.training import config
 from tests.waiting import Waiter
 
@@ -28,15 +28,9 @@ def download(root: Path, rows: int) -> None:
 
 
 def process(root: Path) -> None:
-    settings = [
-        f"source.uri={root}/images",
-        f"output.uri={root}/latents",
-        "model.source=builtin:tiny",
-        "resolutions=[64]",
-    ]
-    settings += ["encode.dtype=fp32", "encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
+    settings = ["encode.batch_size=4", "encode.num_workers=1", "encode.accelerator=A10G"]
     settings += ["output.rows_per_file=4"]  # so that it takes some seconds, and figures are seen to grow
-    processing.run(load("process", None, settings))
+    processing.run(config_of(root / "images", root / "latents", "builtin:tiny", *settings))
 
 
 def train(root: Path, epochs: int, workers: int = 2) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.parse
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.waiting import until
 
 DEADLINE_S = 30.0
 TIMEOUT_S = 20.0
@@ -64,10 +65,7 @@ class Prometheus:
 
     def until(self, expr: str, enough: Callable[[list[tuple[dict[str, str], float]]], bool] = bool) -> None:
         """Wait until an expression's series satisfy a condition, by default that there are any."""
-        end, pause = time.monotonic() + DEADLINE_S, threading.Event()
-        while not enough(result := self.series(expr)):
-            assert time.monotonic() < end, f"{expr}: {result}"
-            pause.wait(0.2)
+        until(lambda: enough(self.series(expr)), expr, DEADLINE_S, 0.2)
 
 
 @contextmanager
