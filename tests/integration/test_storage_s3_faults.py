@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -173,15 +173,6 @@ def test_a_listing_interrupted_between_pages_continues(
     assert proxy.bytes_down - passed < whole + a_page // 2
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, though a shell ignores it for what it starts in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_the_middle_of_a_write_writes_nothing(storage: Storage, direct: Storage, proxy: Proxy) -> None:
     proxy.stall(after=5_000_000)
 
