@@ -51,11 +51,9 @@ def interpreted() -> Iterator[set[str]]:
     def of_triton(name: str) -> Callable[..., Any]:
         return lambda *values: getattr(tl.math, name)(*values)  # the interpreter replaces it while a kernel runs
 
+    # A sum with it is rounded to the nearest, of two the even one.
+    whole = {tl.float32: 1.5 * 2**23, tl.float64: 1.5 * 2**52}
     # CUDA's own functions, which the interpreter has not.
-    whole = {
-        tl.float32: 1.5 * 2**23,
-        tl.float64: 1.5 * 2**52,
-    }  # a sum with it is rounded to the nearest, of two the even one
     functions = {name: of_triton(name) for name in ("erf", "rsqrt", "exp", "sqrt", "log", "sin", "cos")}
     functions["tanh"] = lambda value: 2 * tl.sigmoid(2 * value) - 1
     functions["nearbyint"] = lambda value: (value + whole[value.dtype]) - whole[value.dtype]

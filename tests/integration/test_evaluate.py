@@ -207,29 +207,18 @@ def test_errors_are_one_line_and_nothing_is_written(
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    pictures, reference, clip, dino = (f"{inputs / name}" for name in ("pictures", "references", "clip", "dino"))
-    pq.write_table(pa.table({"image": [encoded(picture(1))]}), tmp_path / "a.parquet")
+    pictures, reference, dino = (f"{inputs / name}" for name in ("pictures", "references", "dino"))
+    source, clip, plain = f"source.uri={pictures}", f"clip.model={inputs / 'clip'}", tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": [encoded(picture(1))]}), plain)
     for keys, line in (
-        ([f"clip.model={clip}"], "source.uri: expected a URI"),
-        ([f"source.uri={pictures}"], "clip.model: expected a value while features.model is null"),
-        (
-            [f"source.uri={pictures}", f"features.model={dino}"],
-            "reference.uri: expected a value while features.model is",
-        ),
-        (
-            [f"source.uri={reference}", f"clip.model={clip}"],
-            f"source.uri: {reference} has no captions for a CLIP score",
-        ),
-        ([f"source.uri={pictures}", f"clip.model={dino}"], f"clip.model: expected a CLIP model, got {dino}"),
-        (
-            [f"source.uri={pictures}", f"clip.model={pictures}"],
-            f"clip.model: model source {pictures}: no feature network",
-        ),
-        ([f"source.uri={tmp_path / 'empty'}", f"clip.model={clip}"], f"{tmp_path / 'empty'}: no such file"),
-        (
-            [f"source.uri={tmp_path / 'a.parquet'}", "source.image_column=jpg", f"clip.model={clip}"],
-            f"source.image_column: no column jpg in {tmp_path / 'a.parquet'}",
-        ),
+        ([clip], "source.uri: expected a URI"),
+        ([source], "clip.model: expected a value while features.model is null"),
+        ([source, f"features.model={dino}"], "reference.uri: expected a value while features.model is"),
+        ([f"source.uri={reference}", clip], f"source.uri: {reference} has no captions for a CLIP score"),
+        ([source, f"clip.model={dino}"], f"clip.model: expected a CLIP model, got {dino}"),
+        ([source, f"clip.model={pictures}"], f"clip.model: model source {pictures}: no feature network"),
+        ([f"source.uri={tmp_path / 'empty'}", clip], f"{tmp_path / 'empty'}: no such file"),
+        ([f"source.uri={plain}", "source.image_column=jpg", clip], f"source.image_column: no column jpg in {plain}"),
     ):
         words = [word for key in [f"output.uri={tmp_path / 'out'}", *keys] for word in ("--set", key)]
         assert main(["evaluate", *words]) == 2, line

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from sdp.config import parse
 from sdp.errors import ConfigError
 from sdp.families.classes import network_class
 from sdp.families.prx import PRX
@@ -17,7 +16,7 @@ from sdp.model.sources import resolve
 from sdp.process.job import run as process
 from sdp.train.settle import settled
 from sdp.train.world import World
-from tests.process_kit import make_images
+from tests.process_kit import config_of, make_images
 from tests.training import Watch, config, train
 from tests.workers import run_workers
 
@@ -31,11 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("skipping")
     make_images(root, 24, unit_rows=12)
-    settings: dict[str, Any] = {
-        "source": {"uri": str(root / "images")}, "output": {"uri": str(root / "latents")}, "resolutions": [64],
-        "model": {"source": TINY}, "encode": {"text": "text_embedding", "dtype": "fp32"},
-    }  # fmt: skip
-    process(parse("process", settings))
+    process(config_of(root / "images", root / "latents", TINY, "encode.text=text_embedding"))
     folder = Path(shutil.copytree(resolve(TINY).path, root / "model"))
     small = json.loads((folder / "transformer/config.json").read_text())
     network = network_class(PRX.denoiser_class).from_config({**small, "depth": 7})
