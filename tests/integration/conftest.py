@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and 60 rows of latents, which no test changes."""
-    from tests.latents import make_latents
-    from tests.tiny_model import make_tiny_model
+    from tests.training import tiny_inputs
 
-    root = tmp_path_factory.mktemp("inputs")
-    make_tiny_model(root / "model")
-    make_latents(root, 60, unit_rows=20, group_rows=5, vocabulary=50)
-    return root
+    return tiny_inputs(tmp_path_factory.mktemp("inputs"), 60, unit_rows=20, group_rows=5)
 
 
 @pytest.fixture(scope="session")

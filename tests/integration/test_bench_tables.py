@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import tables
-from tests.latents import make_latents
 from tests.programs import ROOT, printed
-from tests.tiny_model import make_tiny_model
+from tests.training import tiny_inputs
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +51,7 @@ def test_without_datasets_it_says_so_in_one_line(capsys: pytest.CaptureFixture[s
 
 
 def test_a_line_is_a_run_of_sdp_train(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path / "model")
-    make_latents(tmp_path, 80, unit_rows=20, group_rows=5, vocabulary=50)
+    tiny_inputs(tmp_path, 80, unit_rows=20, group_rows=5)
     words = {"--images": "unused", "--latents": tmp_path / "latents", "--model": tmp_path / "model"}
     words |= {"--work": tmp_path / "work", "--warm": 1, "--steps": 2, "--batch": 8, "--only": "offline"}
     options = [word for pair in words.items() for word in pair]

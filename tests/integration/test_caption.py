@@ -295,10 +295,8 @@ def test_a_folder_without_captions_becomes_latents_by_three_commands(
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "photos", 24)
     assert main(["init", "lora", "--pictures", "photos", "--caption-with", str(vlm)]) == 0
-    small = "captions.max_tokens=16", "encode.dtype=fp32"
-    assert (
-        main(["caption", "--config", "lora/caption.yaml", *(word for each in small for word in ("--set", each))]) == 0
-    )
+    small = ["--set", "captions.max_tokens=16", "--set", "encode.dtype=fp32"]
+    assert main(["caption", "--config", "lora/caption.yaml", *small]) == 0
     assert main(["process", "--config", "lora/process.yaml"]) == 0
     page = tmp_path / "report.html"
     assert main(["report", "lora/captions", "--out", str(page)]) == 0

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -58,6 +59,16 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
 
 def written(settings: Any) -> Dataset:
     return not_none(job.run(settings).dataset)
+
+
+def process_apart(folder: Path, images: Path, model: Path, before: str = "", *more: str) -> CompletedProcess[str]:
+    """Run `process` into folder/out in a process of its own, after some code; it prints whether it has loaded Ray."""
+    arguments = [f"source.uri={images}", f"output.uri={folder / 'out'}", f"model.source={model}", "resolutions=[64]"]
+    program = (
+        f"import sys\nfrom sdp.config import load\nfrom sdp.process import job\n{before}\n"
+        f"job.run(load('process', None, {[*arguments, *more]!r}))\nprint('ray' in sys.modules)"
+    )
+    return ended([sys.executable, "-c", program], timeout=200)
 
 
 def test_process_writes_the_parts_that_ray_writes_with_two_encoders(tmp_path: Path, model: Path) -> None:
@@ -124,14 +135,11 @@ def test_each_core_has_one_decoder(tmp_path: Path, model: Path, monkeypatch: pyt
 
 
 def test_a_fault_of_the_gpu_ends_the_process_and_keeps_its_lease(tmp_path: Path, model: Path, images: Path) -> None:
-    arguments = [f"source.uri={images}", f"output.uri={tmp_path / 'out'}", f"model.source={model}", "resolutions=[64]"]
-    program = (
-        "from sdp.config import load\nfrom sdp.encode.encoder import Encoder\nfrom sdp.process import job\n"
-        "from tests.kit import raising\n"
-        "Encoder.__call__ = raising(RuntimeError('CUDA error: an illegal memory access'))\n"
-        f"job.run(load('process', None, {arguments!r}))"
+    fails = (
+        "from sdp.encode.encoder import Encoder\nfrom tests.kit import raising\n"
+        "Encoder.__call__ = raising(RuntimeError('CUDA error: an illegal memory access'))"
     )
-    done = ended([sys.executable, "-c", program], timeout=200)
+    done = process_apart(tmp_path, images, model, fails)
     assert done.returncode == 1
     assert "CUDA error: an illegal memory access; run the same command again" in done.stderr
     record = Record.load((tmp_path / "out/_lease/0000000001.json").read_bytes())
@@ -158,14 +166,9 @@ def test_the_run_after_one_that_a_row_has_killed_is_on_ray(tmp_path: Path, model
 
     make_images(tmp_path, rows=40, unit_rows=20, fails=lambda _: False, image=image)
     (tmp_path / "wanted").write_text("1")
-    arguments = [f"source.uri={tmp_path / 'images'}", f"output.uri={tmp_path / 'out'}", f"model.source={model}"]
-    arguments += ["resolutions=[64]", "output.rows_per_file=20"]
-    program = (
-        "import sys\nfrom sdp.config import load\nfrom sdp.process import job\n"
-        f"from tests.process_kit import follow_instructions\nfollow_instructions({str(tmp_path)!r})\n"
-        f"job.run(load('process', None, {arguments!r}))\nprint('ray' in sys.modules)"
-    )
-    runs = [ended([sys.executable, "-c", program], timeout=200) for _ in range(2)]
+    follows = f"from tests.process_kit import follow_instructions\nfollow_instructions({str(tmp_path)!r})"
+    arguments = (tmp_path, tmp_path / "images", model, follows, "output.rows_per_file=20")
+    runs = [process_apart(*arguments) for _ in range(2)]
     assert runs[0].returncode == -signal.SIGKILL
     assert "the run before ended without a word" not in runs[0].stderr
     # Ray's workers do not follow the instructions.
@@ -175,13 +178,8 @@ def test_the_run_after_one_that_a_row_has_killed_is_on_ray(tmp_path: Path, model
 
 
 def test_no_job_on_this_machine_imports_ray(tmp_path: Path, model: Path, images: Path) -> None:
-    arguments = [f"source.uri={images}", f"output.uri={tmp_path / 'out'}", f"model.source={model}", "resolutions=[64]"]
-    program = (
-        "import sys\nfrom sdp.config import load\nfrom sdp.process import job\n"
-        f"job.run(load('process', None, {arguments!r}))\nprint('ray' in sys.modules)"
-    )
-    done = ended([sys.executable, "-c", program], check=True, timeout=200)
-    assert done.stdout.splitlines()[-1] == "False"
+    done = process_apart(tmp_path, images, model)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["False"]), done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

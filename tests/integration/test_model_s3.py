@@ -15,11 +15,6 @@ from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noq
 pytestmark = pytest.mark.needs("versitygw")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-
-
 def test_a_model_in_a_bucket_is_the_model_that_was_put_there(s3_env: Gateway) -> None:
     storage, tiny = open_storage(f"{s3_env.uri}/models/tiny"), resolve("builtin:tiny")
     for name in present(tiny.path):

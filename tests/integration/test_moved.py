@@ -19,14 +19,11 @@ from tests.integration.s3 import Gateway, gateway_fixture, s3_env_fixture  # noq
 from tests.kit import not_none, write_images_part, write_source
 from tests.latents import make_latents
 from tests.tiny_model import make_tiny_model
-from tests.training import config
+from tests.training import config, tiny_inputs
 
 
 def test_a_copy_of_everything_trains_and_draws_on_where_the_original_stopped(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    here, copied = tmp_path / "here", tmp_path / "there"
-    make_tiny_model(here / "model")
-    make_latents(here, 40, vocabulary=50)
+    here, copied = tiny_inputs(tmp_path / "here"), tmp_path / "there"
     run(config(here, max_steps=5))  # an epoch has five steps
     drawn = generate.run(generate_config(here / "out", here / "run", model=str(here / "model")))
     shutil.copytree(here, copied, copy_function=shutil.copyfile)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from sdp.config.process import ProcessConfig
 from sdp.config.score import ScoreConfig
 from sdp.datasets import repeated, tombstones
 from sdp.datasets.manifest import Dataset, open_dataset
@@ -129,10 +128,8 @@ def test_process_leaves_rows_out_by_their_scores_and_accounts_for_them(
     bound = float(np.median(list(scores.values())))
     tables = f"[{{uri: '{root}/scores/parts'}}, {{uri: '{root}/scores/duplicates'}}]"
     filters = f"{{aesthetics: {{min: {bound}}}, duplicate: {{max: 0, keep_unknown: true}}}}"
-    config: ProcessConfig = config_of(
-        root / "images", tmp_path / "out", model, f"source.tables={tables}", f"filters={filters}"
-    )
-    dataset = not_none(processing.run(config).dataset)
+    settings = f"source.tables={tables}", f"filters={filters}"
+    dataset = not_none(processing.run(config_of(root / "images", tmp_path / "out", model, *settings)).dataset)
     expected = {row: "score:aesthetics" for row, score in scores.items() if score < bound}
     expected |= {row: "score:duplicate" for row in COPIES if row not in expected}
     assert reasons_of(dataset) == expected

@@ -87,13 +87,12 @@ def running(program: Path, folder: Path, config: Mapping[str, Any], *arguments: 
 
 
 def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end and process.poll() is None:
-        for line in log.read_text().splitlines():
-            record = json.loads(line) if line.startswith("{") else {}
-            if record.get("msg") == "Listening on":
-                return str(record["address"])
-    raise AssertionError(f"prometheus does not listen:\n{log.read_text()}")
+    def address() -> str:
+        assert process.poll() is None, log.read_text()
+        records = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        return next((str(record["address"]) for record in records if record.get("msg") == "Listening on"), "")
+
+    return until(address, f"prometheus listens: {log}", DEADLINE_S)
 
 
 def as_prometheus(relabelings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
