@@ -140,7 +140,7 @@ def test_metrics_that_came_before_a_checkpoint_are_there_with_it(root: Path) -> 
     assert [line["step"] for line in RunFolder(open_storage(str(root / "run"))).metrics()][:3] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("file", ["complete.json", ""])
+@pytest.mark.parametrize("file", ["complete.json", ".bin"])
 def test_a_full_disk_at_a_checkpoint_is_a_line_and_the_next_run_continues(
     root: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
