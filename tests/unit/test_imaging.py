@@ -68,14 +68,6 @@ def lanczos(data: bytes, box: Box, side: int) -> Array:
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
-def test_a_lossless_image_comes_out_pixel_for_pixel(kind: str) -> None:
-    pixels = noise(13, 17)
-    image = decode(encoded(pixels, kind))
-    assert (image.format, image.width, image.height, image.scale) == (kind, 17, 13, 1.0)
-    assert np.array_equal(image.pixels, pixels)
-
-
 def test_a_jpeg_is_decoded_as_by_pillow() -> None:
     data = encoded(photo(200, 300), "JPEG", quality=95)
     expected = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
@@ -162,65 +154,16 @@ def test_broken_exif_means_upright(order: str) -> None:
     assert decode(data).pixels.shape == (16, 24, 3)
 
 
-def test_transparent_pixels_lie_over_white() -> None:
-    pixels = np.zeros((2, 3, 4), np.uint8)
-    pixels[0] = (255, 0, 0, 255)
-    pixels[1] = (0, 0, 200, 0)
-    pixels[1, 2] = (0, 0, 0, 128)
-    image = decode(encoded(pixels))
-    assert image.pixels[0].tolist() == [[255, 0, 0]] * 3
-    assert image.pixels[1, :2].tolist() == [[255, 255, 255]] * 2
-    assert image.pixels[1, 2].tolist() == [127, 127, 127]
-
-
-def test_a_transparent_palette_colour_lies_over_white() -> None:
-    palette = Pillow.new("P", (2, 1))
-    palette.putpalette([10, 20, 30, 200, 100, 50])
-    palette.putdata([0, 1])
-    sink = io.BytesIO()
-    palette.save(sink, "PNG", transparency=0)
-    assert decode(sink.getvalue()).pixels[0].tolist() == [[255, 255, 255], [200, 100, 50]]
-
-
-def test_sixteen_bit_grey_keeps_its_range() -> None:
-    grey = np.array([[0, 257, 32768, 65535]], np.uint16)
-    assert decode(encoded(grey)).pixels[0].tolist() == [[0] * 3, [1] * 3, [128] * 3, [255] * 3]
-
-
-def test_a_cmyk_jpeg_has_its_colours() -> None:
-    sink = io.BytesIO()
-    Pillow.fromarray(np.full((16, 16, 3), (200, 60, 30), np.uint8)).convert("CMYK").save(sink, "JPEG", quality=100)
-    assert np.abs(decode(sink.getvalue()).pixels.astype(int) - (200, 60, 30)).max() <= 4
-
-
-def test_an_animation_is_its_first_frame() -> None:
-    frames = [Pillow.new("RGB", (8, 8), colour) for colour in ("red", "lime")]
-    sink = io.BytesIO()
-    frames[0].save(sink, "GIF", save_all=True, append_images=frames[1:])
-    assert decode(sink.getvalue()).pixels[0, 0].tolist() == [255, 0, 0]
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
-
-
-def reason(data: bytes) -> str:
-    with pytest.raises(ImageError) as refused:
-        decode(data)
-    return refused.value.reason
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-def test_a_truncated_image_is_refused(kind: str, kept: float) -> None:
-    data = encoded(photo(128, 128), kind)
-    assert reason(data[: int(len(data) * kept)]) in ("undecodable", "not_an_image")
 
 
 def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded() -> None:
     data = encoded(photo(64, 64), "JPEG", progressive=True)
     scan = data[data.index(b"\xff\xda") : data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)]
     assert decode(data).pixels.shape == (64, 64, 3)
-    assert reason(data[:-2] + scan * 400 + data[-2:]) == "undecodable"
+    with pytest.raises(ImageError) as refused:
+        decode(data[:-2] + scan * 400 + data[-2:])
+    assert refused.value.reason == "undecodable"
 
 
 SAMPLES = {kind: encoded(photo(40, 56), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}
