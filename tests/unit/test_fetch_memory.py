@@ -7,11 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from sdp.config.download import FetchConfig, HostsConfig
-from sdp.download.fetch import Fetcher, Request
-from sdp.download.slot import Buffer
-from sdp.download.transfer import Failure
 from sdp.urls import parse
 from tests.fetching import fetch_apart
+from tests.unit.test_fetch import fetching
 
 HOSTS = 20
 BODY, LIMIT = 12_000_000, 60_000_000
@@ -67,21 +65,8 @@ def test_bodies_of_unknown_length_from_many_hosts_stay_within_the_bound(
 def test_a_host_that_announces_much_and_sends_little_does_not_hold_up_the_others(port: int) -> None:
     urls = [f"http://127.0.0.1:{port}/hold/{number}.jpg" for number in range(16)]
     urls += [f"http://127.0.1.{number}:{port}/short.jpg" for number in range(1, 101)]
-    ended: dict[int, Failure | None] = {}
-    enough = threading.Event()
-    buffer = Buffer(LIMIT)
-
-    def take(fetched: Request[int]) -> None:
-        ended[fetched.token] = fetched.failure
-        buffer.release(fetched.size)
-        if len(ended) == 100:
-            enough.set()
-
     options = FetchConfig(allow_networks=("127.0.0.0/8",), timeout_s=1800.0, max_bytes=BODY, connections=32)
-    fetcher: Fetcher[int] = Fetcher(options, HostsConfig(at_once=100, per_second=None), buffer, take)
-    try:
+    with fetching(options, HostsConfig(at_once=100, per_second=None), LIMIT) as (fetcher, basket):
         fetcher.submit((number, parse(url)) for number, url in enumerate(urls))
-        assert enough.wait(60), f"{len(ended)} of 100 images came, {buffer.used:,} of {LIMIT:,} bytes are held"
-    finally:
-        fetcher.close()
-    assert ended == dict.fromkeys(range(16, 116))
+        results = basket.wait_for(100, deadline_s=60.0)
+    assert {result.token: result.failure for result in results} == dict.fromkeys(range(16, 116))
