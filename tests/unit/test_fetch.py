@@ -23,7 +23,7 @@ from sdp.datasets.outcomes import FAILED, FILTERED
 from sdp.download.fetch import Fetcher, Request
 from sdp.download.robots import Robots
 from sdp.download.slot import Buffer, Slot
-from sdp.download.transfer import retry_after_s
+from sdp.download.transfer import Failure, retry_after_s
 from sdp.urls import parse
 from tests.misbehaving.server import ImageServer
 from tests.storage_server import Answer, serving
@@ -152,6 +152,11 @@ def body(fetched: Request[int]) -> bytes:
     return b"".join(fetched.body)
 
 
+def failure_of(fetched: Request[int]) -> Failure:
+    assert fetched.failure is not None
+    return fetched.failure
+
+
 def expected(index: int) -> bytes:
     from scripts.demo import shapes
 
@@ -214,23 +219,18 @@ def test_each_failure_has_its_reason(server: ImageServer, refused: str, deaf: st
     urls += [f"{refused}/images/1.jpg", f"{deaf}/images/1.jpg", "http://nobody.invalid/1.jpg"]
     expectations = [*FAILS.values(), ("connect", ""), ("connect", ""), ("dns", "nobody.invalid")]
     for fetched, (reason, detail), url in zip(fetch(urls), expectations, urls, strict=True):
-        assert fetched.failure is not None, url
-        assert (fetched.failure.outcome, fetched.failure.reason) == (FAILED, reason), url
-        assert detail in fetched.failure.detail, url
+        failure = failure_of(fetched)
+        assert (failure.outcome, failure.reason) == (FAILED, reason), url
+        assert detail in failure.detail, url
         assert fetched.body is None
 
 
 @pytest.mark.parametrize(
     ("query", "attempts"),
     [
-        ("plain", 1),
-        ("redirect&hops=3", 1),
-        ("404", 1),
-        ("robots", 1),
+        *((query, 1) for query in ("plain", "redirect&hops=3", "404", "robots")),
         ("500&times=1", 2),
-        ("429&times=2", 3),
-        ("503", 3),
-        ("hangup", 3),
+        *((query, 3) for query in ("429&times=2", "503", "hangup")),
     ],
 )
 def test_temporary_failures_are_retried_and_permanent_ones_are_not(
@@ -261,8 +261,7 @@ def test_a_proxy_of_the_environment_is_not_asked(server: ImageServer, monkeypatc
     (fetched,) = fetch([server.image_url(1)])
     assert body(fetched) == expected(1)
     (fetched,) = fetch([server.image_url(1)], replace(OPTIONS, use_proxy=True, retries=0))
-    assert fetched.failure is not None
-    assert fetched.failure.reason == "connect"
+    assert failure_of(fetched).reason == "connect"
 
 
 @pytest.mark.parametrize(
@@ -310,12 +309,9 @@ def test_urls_disallowed_by_robots_txt_are_skipped_and_it_is_fetched_once() -> N
         results = fetch([f"{url}/{folder}/{number}" for number in range(20) for folder in ("private", "open")], HONOUR)
     assert asked.count("/robots.txt") == 1
     assert sum(path.startswith("/private") for path in asked) == 0
-    for fetched in results[1::2]:
-        assert fetched.failure is None
-    for fetched in results[::2]:
-        assert fetched.failure is not None
-        assert (fetched.failure.outcome, fetched.failure.reason) == (FILTERED, "opt_out")
-        assert fetched.failure.detail == f"{url}/robots.txt disallows it for sdp"
+    assert [fetched.failure for fetched in results[1::2]] == [None] * 20
+    refused = Failure("opt_out", f"{url}/robots.txt disallows it for sdp", FILTERED)
+    assert [fetched.failure for fetched in results[::2]] == [refused] * 20
 
 
 @pytest.mark.parametrize(
@@ -352,9 +348,8 @@ def test_a_robots_txt_that_comes_compressed_is_one_that_cannot_be_read(coding: s
 
     with serving(answer) as running:
         (fetched,) = fetch([f"{running.address}/image"], HONOUR)
-    assert fetched.failure
-    assert fetched.failure.reason == "not_asked"
-    assert "compressed, although not asked for" in fetched.failure.detail
+    assert failure_of(fetched).reason == "not_asked"
+    assert "compressed, although not asked for" in failure_of(fetched).detail
 
 
 def test_robots_txt_is_not_asked_for_by_default() -> None:
@@ -400,12 +395,8 @@ def test_requests_name_the_user_agent(server: ImageServer) -> None:
 
 @pytest.mark.parametrize(("connections", "at_once", "most"), [(4, 1000, 4), (64, 40, 40)])
 def test_connections_are_used_again(server: ImageServer, connections: int, at_once: int, most: int) -> None:
-    patient = replace(PATIENT, connections=connections)
-    fetch(
-        [server.image_url(index, "delay", s=0.05) for index in range(200)],
-        patient,
-        HostsConfig(at_once=at_once, per_second=None),
-    )
+    urls = [server.image_url(index, "delay", s=0.05) for index in range(200)]
+    fetch(urls, replace(PATIENT, connections=connections), HostsConfig(at_once=at_once, per_second=None))
     assert server.stats.requests == 200
     assert server.stats.connections <= most
 
@@ -467,9 +458,8 @@ def test_images_that_stall_in_a_row_do_not_condemn_a_host_that_serves(server: Im
 def test_requests_before_a_host_was_given_up_have_their_own_reason(server: ImageServer) -> None:
     urls = [server.image_url(0, "500"), server.image_url(1, "429", after=3600)]
     broken, _ = fetch(urls, replace(OPTIONS, connections=1, retries=1))
-    assert broken.failure is not None
-    assert (broken.failure.reason, broken.attempts) == ("http_status", 1)
-    assert broken.failure.detail.startswith("500; not asked again: 127.0.0.1 is left alone for 3600 s: ")
+    assert (failure_of(broken).reason, broken.attempts) == ("http_status", 1)
+    assert failure_of(broken).detail.startswith("500; not asked again: 127.0.0.1 is left alone for 3600 s: ")
 
 
 def test_only_so_many_bytes_are_held_and_everything_still_comes(server: ImageServer) -> None:
@@ -558,11 +548,27 @@ def test_https_is_checked_against_the_certificates() -> None:
     with ImageServer(images=3, tls=True) as server:
         url = server.image_url(1)
         (refused,) = fetch([url])
-        assert refused.failure is not None
-        assert (refused.failure.reason, refused.attempts) == ("tls", 1)
+        assert (failure_of(refused).reason, refused.attempts) == ("tls", 1)
         with mock.patch.dict("os.environ", {"SSL_CERT_FILE": str(server.certificate)}):
             (trusted,) = fetch([url])
         assert body(trusted) == expected(1)
+
+
+@contextmanager
+def replying(reply: bytes) -> Iterator[str]:
+    """Answer one request with these bytes; yield the URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        thread.join()
 
 
 ODD_HEADS = {
@@ -574,20 +580,10 @@ ODD_HEADS = {
 
 def test_odd_numbers_in_a_head_end_no_more_than_their_transfer(capfd: pytest.CaptureFixture[str]) -> None:
     for head, reason in ODD_HEADS.items():
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            answer = threading.Thread(target=lambda head=head, listener=listener: _answer(listener, head))
-            answer.start()
-            (fetched,) = fetch([f"http://127.0.0.1:{listener.getsockname()[1]}/"], PATIENT)
-            answer.join()
+        with replying(head) as url:
+            (fetched,) = fetch([url], PATIENT)
         assert (fetched.failure and fetched.failure.reason) == reason
     assert "Traceback" not in capfd.readouterr().err
-
-
-def _answer(listener: socket.socket, reply: bytes) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        connection.recv(65536)
-        connection.sendall(reply)
 
 
 @pytest.mark.parametrize("order", [("Date", "Retry-After"), ("Retry-After", "Date")])
@@ -595,15 +591,9 @@ def test_a_date_to_come_back_at_counts_by_the_clock_of_the_server(order: tuple[s
     hour_ago = datetime.now(UTC) - timedelta(hours=1)
     dates = {"Date": hour_ago, "Retry-After": hour_ago + timedelta(seconds=5)}
     lines = [f"{name}: {format_datetime(dates[name], usegmt=True)}\r\n" for name in order]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        reply = f"HTTP/1.1 503 Busy\r\n{''.join(lines)}Content-Length: 0\r\n\r\n".encode()
-        answer = threading.Thread(target=_answer, args=(listener, reply))
-        answer.start()
-        options = replace(PATIENT, retries=0)
-        (fetched,) = fetch([f"http://127.0.0.1:{listener.getsockname()[1]}/"], options)
-        answer.join()
-    assert fetched.failure is not None
-    assert fetched.failure.detail == "503, Retry-After 5 s"
+    with replying(f"HTTP/1.1 503 Busy\r\n{''.join(lines)}Content-Length: 0\r\n\r\n".encode()) as url:
+        (fetched,) = fetch([url], PATIENT)
+    assert failure_of(fetched).detail == "503, Retry-After 5 s"
 
 
 NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
