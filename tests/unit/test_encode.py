@@ -1,7 +1,7 @@
 """Crops to latents: scaled once, drawn by the row, whatever the batch; bad numbers and small memories are survived."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -58,12 +58,11 @@ def latents(encoded: Encoded, side: int = 32) -> NDArray[np.float16]:
 class Flat(nn.Module):
     """A fake VAE that returns given moments and records its inputs."""
 
-    def __init__(self, mean: float = 1.0) -> None:
+    def __init__(self, mean: float = 1.0, poison: int | None = None) -> None:
         super().__init__()
         self.config = {"scaling_factor": SCALE, "latent_channels": 4}
-        self.mean = mean
+        self.mean, self.poison = mean, poison
         self.seen: list[Tensor] = []
-        self.poison: int | None = None
 
     @property
     def encoder(self) -> nn.Module:
@@ -157,9 +156,7 @@ def test_a_rows_latents_do_not_depend_on_batch_size_or_company(batch: int) -> No
 def test_nan_is_a_failed_row_and_leaves_its_neighbours_alone() -> None:
     pixels = np.full((6, 32, 32, 3), 10, np.uint8)
     pixels[3] = 200
-    vae = Flat()
-    vae.poison = 200
-    encoded = encoder_of(vae)(chunk_of([20, 21, 22, 23, 24, 25], pixels=pixels))
+    encoded = encoder_of(Flat(poison=200))(chunk_of([20, 21, 22, 23, 24, 25], pixels=pixels))
     assert encoded.good.tolist() == [True, True, True, False, True, True]
     assert [(o.row, o.outcome, o.reason) for o in encoded.outcomes] == [(23, "failed", "not_finite")]
 
@@ -258,18 +255,10 @@ def test_the_next_batch_is_on_its_way_while_one_is_worked_on() -> None:
 def test_two_calls_at_once_do_not_mix() -> None:
     encoder = encoder_of()
     chunks = [chunk_of(list(range(start, start + 6))) for start in (0, 100, 200)]
-    results: dict[int, NDArray[np.float16]] = {}
-
-    def encode(number: int) -> None:
-        results[number] = latents(encoder(chunks[number]))
-
-    threads = [threading.Thread(target=encode, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for number, chunk in enumerate(chunks):
-        assert np.array_equal(results[number], latents(encoder_of()(chunk)))
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(encoder, chunks))
+    for chunk, encoded in zip(chunks, results, strict=True):
+        assert np.array_equal(latents(encoded), latents(encoder_of()(chunk)))
 
 
 def test_time_in_use_and_between_uses_adds_up_where_they_overlap() -> None:
