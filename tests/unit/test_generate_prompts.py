@@ -97,19 +97,13 @@ def units(output: Output) -> list[tuple[int, int]]:
     return [(work.unit.start, work.unit.stop) for work in output.index.works()]
 
 
-def test_each_picture_of_each_prompt_has_an_address(tmp_path: Path) -> None:
-    output = put(tmp_path, ["a", None, "c"])
-    assert output.index.rows == 9
-    assert units(output) == [(0, 4), (4, 8), (8, 9)]
-    assert frozen_prompts(output.storage, output.index) == ["a", None, "c"]
-
-
-def test_more_prompts_get_the_next_addresses_and_the_units_that_there_are_stay(tmp_path: Path) -> None:
-    before = put(tmp_path, ["a", "b", "c"])
-    assert put(tmp_path, ["a", "b", "c"]).index.versions[0].extent == before.index.versions[0].extent
-    after = put(tmp_path, ["a", "b", "c", "d"])
+def test_each_picture_has_an_address_and_more_prompts_get_the_next_ones(tmp_path: Path) -> None:
+    before = put(tmp_path, ["a", None, "c"])
+    assert units(before) == [(0, 4), (4, 8), (8, 9)]
+    assert put(tmp_path, ["a", None, "c"]).index.versions[0].extent == before.index.versions[0].extent
+    after = put(tmp_path, ["a", None, "c", "d"])
     assert units(after) == [(0, 4), (4, 8), (8, 9), (9, 12)]
-    assert frozen_prompts(after.storage, after.index) == ["a", "b", "c", "d"]
+    assert frozen_prompts(after.storage, after.index) == ["a", None, "c", "d"]
 
 
 def test_a_dry_run_plans_the_same_and_writes_nothing(tmp_path: Path) -> None:
