@@ -20,13 +20,10 @@ from tests.kit import (
     LAYOUT,
     accounted,
     begin_images,
-    begin_latents,
     image_rows,
     make_images,
     make_latents,
     write_images_part,
-    write_latents_part,
-    write_source,
 )
 
 
@@ -53,15 +50,6 @@ def test_a_dataset_is_complete_when_its_manifest_is_there(tmp_path: Path) -> Non
         open_dataset(output.storage, "latents")
     with pytest.raises(DatasetError, match="not a dataset of sdp"):
         open_dataset(open_storage(str(tmp_path)))
-
-
-def test_a_part_that_was_deleted_is_made_again_and_the_manifest_stays_true(tmp_path: Path) -> None:
-    dataset = make_images(tmp_path)
-    dataset.storage.delete(dataset.parts["path"][2].as_py())
-    output = begin_images(tmp_path)
-    (work,) = output.pending()
-    write_images_part(output.storage, work)
-    assert finish(output, input=dataset.manifest.input).manifest.counts == dataset.manifest.counts
 
 
 def test_a_job_killed_between_the_two_manifest_writes_is_finished_by_the_next(
@@ -96,19 +84,6 @@ def test_an_output_of_another_configuration_is_refused_by_its_keys(tmp_path: Pat
     ):
         with pytest.raises(DatasetError, match=message):
             open_output(storage, head)
-
-
-def test_a_second_run_processes_only_rows_appended_upstream(tmp_path: Path) -> None:
-    make_images(tmp_path)
-    first = make_latents(tmp_path)
-    write_source(tmp_path / "source", [("c.parquet", 11)], first=42)
-    images = make_images(tmp_path)
-    assert images.manifest.version == 2
-    output = begin_latents(tmp_path)
-    assert [(w.unit.start, w.unit.stop) for w in output.pending()] == [(42, 53)]
-    second = make_latents(tmp_path)
-    assert second.manifest.counts.input == images.manifest.counts.written
-    assert second.parts.slice(0, first.parts.num_rows) == first.parts
 
 
 def retry(root: Path, succeed: bool = True, end: BaseException | None = None) -> None:
@@ -197,21 +172,6 @@ def test_a_picture_that_is_replaced_after_it_has_failed_is_known_to_later_runs(
     (moved / "a").write_text("another")
     with pytest.raises(DatasetError, match="a has changed since its rows got their addresses"):
         order_retry(read_output(storage), open_dataset(storage), list_source(str(moved), suffixes=("",)))
-
-
-def test_rows_that_upstream_rescued_become_another_attempt_downstream(tmp_path: Path) -> None:
-    make_images(tmp_path)
-    make_latents(tmp_path)
-    retry(tmp_path)
-    output = begin_latents(tmp_path)
-    works = output.pending()
-    assert {w.attempt for w in works} == {1}
-    for work in works:
-        write_latents_part(tmp_path, output, work)
-    latents = finish(output)
-    images = open_dataset(open_storage(str(tmp_path / "images")))
-    assert latents.manifest.counts.input == images.manifest.counts.written == 39
-    assert len(accounted(latents)) == len(set(accounted(latents))) == 39
 
 
 @pytest.mark.parametrize("limit", [5, 13, 33])
