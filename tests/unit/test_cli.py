@@ -22,9 +22,8 @@ from sdp.cli.command import LOOK, Command, CommandParser
 from sdp.cli.table import job_command
 from sdp.config import load
 from sdp.errors import SdpError, UserError
-from tests.programs import ended
+from tests.programs import ROOT, ended
 
-ROOT = Path(__file__).resolve().parents[2]
 ENDS = ["--set", "source.uri=in", "--set", "output.uri=out"]
 
 
@@ -168,10 +167,7 @@ def test_urls_in_any_usual_table_become_parquet_that_download_reads(name: str, c
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (
-            '{"url": "b", "z": ' + "[" * 100_000 + "]" * 100_000 + "}",
-            "urls.jsonl:2: a value in too many others; ",
-        ),
+        ('{"url": "b", "z": ' + "[" * 100_000 + "]" * 100_000 + "}", "urls.jsonl:2: a value in too many others; "),
         ('{"url": "b", "caption": ["a cat", "a small cat"]}', "urls.jsonl: not readable after row 0 (JSON parse error"),
     ],
     ids=["100,000 levels", "a list of captions"],
@@ -193,18 +189,17 @@ def test_odd_captions_become_prompts_that_generate_reads(tmp_path: Path) -> None
 def test_a_table_that_does_not_say_where_its_urls_are_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "urls.csv").write_text("address,caption\nhttps://a.example/1,a\n")
-    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
-    assert "urls.csv: no column url or image_url or img_url or link; it has address, caption" in capsys.readouterr().err
-    (tmp_path / "urls.csv").write_text("")
-    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
-    assert "or link; it is empty" in capsys.readouterr().err
-    (tmp_path / "urls.csv").write_text('"' + "x" * 140_000)
-    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path / "urls.csv")]) == 2
-    assert "urls.csv: not readable after row 0 (field larger" in capsys.readouterr().err
     (tmp_path / "a.jpg").touch()
-    assert main(["init", str(tmp_path / "my"), "--urls", str(tmp_path)]) == 2
-    assert f"is a folder of pictures; use --pictures {tmp_path}" in capsys.readouterr().err
+    table = tmp_path / "urls.csv"
+    for urls, text, says in (
+        (table, "a,caption\n//b,c\n", "urls.csv: no column url or image_url or img_url or link; it has a, caption"),
+        (table, "", "or link; it is empty"),
+        (table, '"' + "x" * 140_000, "urls.csv: not readable after row 0 (field larger"),
+        (tmp_path, "", f"is a folder of pictures; use --pictures {tmp_path}"),
+    ):
+        table.write_text(text)
+        assert main(["init", str(tmp_path / "my"), "--urls", str(urls)]) == 2
+        assert says in capsys.readouterr().err
     assert not (tmp_path / "my/train.yaml").exists()
 
 

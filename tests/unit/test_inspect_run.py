@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from sdp.report.page import PageSection
 from sdp.report.sections import describe
 from sdp.storage import Storage, open_storage
 from tests.kit import make_images, make_latents, text_at
-from tests.programs import ended
+from tests.unit.test_cli import loaded_by
 
-ROOT = Path(__file__).resolve().parents[2]
 CREATED = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
 EPOCH_ROWS = 40
 
@@ -142,14 +140,6 @@ def test_the_cost_of_a_run_is_by_the_price_that_is_given(tmp_path: Path, capsys:
     assert "--trainer-hour" not in seen.err
 
 
-def test_a_checkpoint_that_is_later_than_the_metrics_gives_a_runs_samples_and_time(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    make_checkpoint(tmp_path, "run", 9)
-    figures = dict(described(tmp_path / "run").figures)
-    assert (figures["step"], figures["samples"]) == ("9", "72")
-    assert figures["trained for"].startswith("1:00")
-
-
 def test_a_runs_description_has_its_state_checkpoints_and_history(tmp_path: Path) -> None:
     make_run(tmp_path, last={"event": "end", "reason": "max_steps: 8 steps", "step": 8})
     (tmp_path / "run/checkpoints/step-000000009").mkdir()
@@ -188,8 +178,11 @@ def test_the_end_of_a_run_is_named_in_words(tmp_path: Path, reason: str, verdict
 def test_the_headline_is_the_newest_step_even_without_metrics_for_it(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     make_checkpoint(tmp_path, "run", 9)
-    facts = described(tmp_path / "run").facts
+    section = described(tmp_path / "run")
+    facts, figures = section.facts, dict(section.figures)
     assert (facts["step"], facts["last"]["step"]) == (9, 8)
+    assert (figures["step"], figures["samples"]) == ("9", "72")
+    assert figures["trained for"].startswith("1:00")
     publish_lines(run, "metrics/000002-000000008.jsonl", [{**facts["last"], "step": 10}])
     facts = described(tmp_path / "run").facts
     assert (facts["step"], facts["last"]["step"]) == (10, 10)
@@ -239,9 +232,7 @@ def test_damage_of_a_checkpoint_is_a_problem_and_exit_code_1_and_without_its_mar
 
 def test_neither_torch_nor_ray_is_needed(tmp_path: Path) -> None:
     make_run(tmp_path)
-    code = f"import sys; from sdp.cli import main; main(['inspect', {str(tmp_path / 'run')!r}]); print(*sys.modules)"
-    done = ended([sys.executable, "-c", code], cwd=ROOT, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    loaded = loaded_by(f"from sdp.cli import main; main(['inspect', {str(tmp_path / 'run')!r}])")
     assert not {"torch", "ray", "diffusers"} & loaded
 
 

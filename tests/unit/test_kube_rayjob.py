@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 
 from sdp.errors import ConfigError, UserError
 from sdp.kube.rayjob import CONFIG_ENV, as_yaml, checked_job, config_in, make_rayjob
-from tests.programs import ended
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import ROOT, ended
 
 
 def test_a_job_runs_by_the_clusters_configuration_under_the_supervisor() -> None:
