@@ -53,6 +53,7 @@ def test_a_pod_that_is_larger_than_each_node_is_told(has: dict[str, str], state:
 
 
 REFUSED = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+LACKING = {"state": "ready", "desiredWorkerReplicas": 1, "conditions": [REFUSED]}
 NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotReady", "message": "pulling"}
 
 
@@ -62,11 +63,7 @@ NO_HEAD = {"type": "HeadPodReady", "status": "False", "reason": "ContainersNotRe
         ({"state": "ready"}, "ok", "sdp is ready: 0 of 0 workers"),
         ({"conditions": [NO_HEAD]}, "warning", "sdp is starting: ContainersNotReady: pulling"),
         ({"conditions": [REFUSED]}, "failed", "sdp is starting: FailedCreate: exceeded quota"),
-        (
-            {"state": "ready", "desiredWorkerReplicas": 1, "conditions": [REFUSED]},
-            "failed",
-            "0 of 1 worker: FailedCreate",
-        ),
+        (LACKING, "failed", "0 of 1 worker: FailedCreate"),
         ({"state": "suspended"}, "failed", "sdp is suspended; kubectl describe raycluster sdp"),
     ],
 )
@@ -107,20 +104,17 @@ def test_configurations_are_read_by_the_job_their_name_begins_with() -> None:
     assert (jobs["process"].value("model.source"), jobs["process"].value("output.uri")) == (None, "s3://b/o")
 
 
+TOO_FEW = "train.yaml: needs 32 A100 GPUs to start, and the groups grow to 8"
+
+
 @pytest.mark.parametrize(
     ("groups", "scaling", "encode", "grows", "says"),
     [
         ([("A100", 8, 4)], "num_workers: 32", "", True, ""),
-        (
-            [("A100", 8, 1)],
-            "num_workers: 32",
-            "",
-            True,
-            "train.yaml: needs 32 A100 GPUs to start, and the groups grow to 8",
-        ),
+        ([("A100", 8, 1)], "num_workers: 32", "", True, TOO_FEW),
         ([("A100", 8, 1)], "num_workers: {min: 8, max: 32}", "", True, ""),
         ([("A100", 8, 1), ("A100", 4, 2)], "num_workers: 16", "", True, ""),
-        ([("A100", 8, 4)], "num_workers: 32", "", False, "grow to 8"),  # it has one pod, and never more
+        ([("A100", 8, 4)], "num_workers: 32", "", False, TOO_FEW),  # it has one pod, and never more
         ([("A100", 8, 4), ("A10G", 1, 4)], "num_workers: 32", "num_workers: 8, accelerator: A10G", True, ""),
         ([("A100", 8, 4)], "num_workers: 32", "accelerator: A10G", True, "needs 1 A10G GPUs to start, and the groups"),
         ([("A100", 8, 4)], "num_workers: 32", "num_workers: 2, accelerator: A100", True, "needs 33 A100"),
