@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sdp.config import JOBS, draft, dump_yaml, identity, json_schema, keys, load, parse
-from sdp.config.download import DownloadConfig
-from sdp.config.process import ProcessConfig
 from sdp.config.scalars import parse_scalar
 from sdp.config.shared import Range
-from sdp.config.train import TrainConfig
 from sdp.config.yaml_text import parse_document
 from sdp.errors import ConfigError
 
@@ -38,12 +35,8 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_a_file_and_the_defaults_make_a_configuration_and_overrides_win(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        "source: {uri: meta, url_column: URL}\noutput:\n  uri: images\nlimit: 10\nfetch:\n  timeout_s: 4\n",
-    )
-    config = load("download", path, ["limit=20", "source.caption_column=TEXT", "limit=30"])
-    assert isinstance(config, DownloadConfig)
+    text = "source: {uri: meta, url_column: URL}\noutput:\n  uri: images\nlimit: 10\nfetch:\n  timeout_s: 4\n"
+    config: Any = load("download", write(tmp_path, text), ["limit=20", "source.caption_column=TEXT", "limit=30"])
     assert (config.source.url_column, config.source.caption_column) == ("URL", "TEXT")
     assert config.limit == 30
     assert config.fetch.timeout_s == 4.0
@@ -64,8 +57,7 @@ def test_the_workers_of_a_job_are_a_number_or_a_range() -> None:
     [("NVIDIA_TESLA_A10G", "A10G"), ("NVIDIA_A100_80G", "A100-80G"), ("a10g", "A10G"), ("gpu_of_ours", "gpu_of_ours")],
 )
 def test_the_name_of_rays_constant_means_its_accelerator_type(name: str, accelerator: str) -> None:
-    config = load("process", None, [*COMPLETE["process"], f"encode.accelerator={name}"])
-    assert isinstance(config, ProcessConfig)
+    config: Any = load("process", None, [*COMPLETE["process"], f"encode.accelerator={name}"])
     assert config.encode.gpu_type == accelerator
 
 
@@ -73,10 +65,8 @@ def test_sharding_strategies_are_known_in_capitals() -> None:
     assert train("strategy.shard=SHARD_GRAD_OP").strategy.shard == "shard_grad_op"
 
 
-def train(*overrides: str) -> TrainConfig:
-    config = load("train", None, [*COMPLETE["train"], *overrides])
-    assert isinstance(config, TrainConfig)
-    return config
+def train(*overrides: str) -> Any:
+    return load("train", None, [*COMPLETE["train"], *overrides])
 
 
 @pytest.mark.parametrize(
