@@ -22,6 +22,7 @@ from sdp.families.tokenizer import load_tokenizer, tokens_of
 from sdp.model import latents, load
 from sdp.model.single_file import _unet
 from sdp.model.sources import resolve
+from tests.unit.test_model_single_file import SMALL_UNET, SMALL_VAE
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +107,9 @@ def test_an_index_that_names_other_files_than_safetensors_beside_it_is_refused(
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        (
-            "adapter_config.json",
-            {"peft_type": "LORA"},
-            r"text_encoder: adapter_config\.json: expected a network without",
-        ),
-        (
-            "config.json",
-            {"attn_implementation": "owner/name"},
-            r"config\.json: attn_implementation: .* of the model hub",
-        ),
-        (
-            "generation_config.json",
-            {"_attn_implementation_internal": {"": "owner/name"}},
-            r"generation_config\.json: _attn_implementation_internal: .* of the model hub",
-        ),
+        ("adapter_config.json", {"peft_type": "LORA"}, "expected a network without"),
+        ("config.json", {"attn_implementation": "owner/name"}, "attn_implementation: .* of the model hub"),
+        ("generation_config.json", {"_attn_implementation_internal": {"": "owner/name"}}, "internal: .* the model hub"),
     ],
 )
 def test_a_network_that_brings_weights_or_code_of_others_is_refused(
@@ -130,7 +119,7 @@ def test_a_network_that_brings_weights_or_code_of_others_is_refused(
     known = json.loads(target.read_text()) if target.exists() else {}
     text = json.dumps(known | {"text_config": content} if known else content)
     target.write_text(text.replace("attn_", "\\u0061ttn_").replace("owner/", "owner\\u002f"))
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=rf"text_encoder\W+{file}: .*{says}"):
         load.load_text_encoder(copy)
 
 
@@ -154,13 +143,7 @@ def test_the_u_net_comes_with_the_sources_weights_or_with_new_ones(tiny: Path) -
 def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: KnownModel, copy: Path) -> None:
     # The layers in CompVis' openaimodel.py and attention.py that pass through zero_module, for Stable Diffusion's
     # blocks: three levels with attention, then one without, two residual blocks each and three on the way up.
-    small = {
-        "block_out_channels": [4, 4, 8, 8],
-        "attention_head_dim": 2,
-        "norm_num_groups": 2,
-        "cross_attention_dim": 2,
-    }
-    (copy / "unet/config.json").write_text(json.dumps({**family.unet, **small}))
+    (copy / "unet/config.json").write_text(json.dumps({**family.unet, **SMALL_UNET}))
     unet = load.load_denoiser(copy, pretrained=False)
     residual = {f"input_blocks.{n}.0" for n in (1, 2, 4, 5, 7, 8, 10, 11)} | {f"output_blocks.{n}.0" for n in range(12)}
     attention = {f"input_blocks.{n}.1" for n in (1, 2, 4, 5, 7, 8)} | {f"output_blocks.{n}.1" for n in range(3, 12)}
@@ -170,7 +153,7 @@ def test_new_weights_begin_at_zero_where_those_of_stable_diffusion_do(family: Kn
     weights = {name.removesuffix(".weight") for name, w in compvis.items() if name.endswith(".weight") and not w.any()}
     assert weights == expected
     assert not any(compvis[f"{layer}.bias"].any() for layer in expected)
-    noise, text = torch.randn(1, 4, 8, 8), torch.randn(1, 77, 2)
+    noise, text = torch.randn(1, 4, 8, 8), torch.randn(1, 77, 8)
     assert not SD.predict(unet, noise, torch.tensor([10]), text).any()
 
 
@@ -211,7 +194,6 @@ def test_weights_that_do_not_fit_are_an_error_and_never_random(
         ("vae/config.json", {"norm_num_groups": {}}),
         ("text_encoder/config.json", {"vocab_size": "many"}),
         ("unet/config.json", {"block_out_channels": [2**70]}),
-        ("unet/diffusion_pytorch_model.safetensors", b"cut short"),
         ("tokenizer/vocab.json", b"{"),
     ],
 )
@@ -257,11 +239,9 @@ def test_the_tokenizer_of_each_family_fits_its_text_encoder(name: str, tokens: i
 
 
 def test_a_tokenizer_with_ids_that_the_text_encoder_lacks_is_refused(copy: Path) -> None:
-    file = copy / "tokenizer/tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"additional_special_tokens": ["<cat-toy>"]}))
-    with pytest.raises(
-        ModelError, match=r"tokenizer: has the id \d+, but the text encoder has \d+ embeddings; restore"
-    ):
+    set_key(copy / "tokenizer/tokenizer_config.json", "additional_special_tokens", ["<cat-toy>"])
+    says = r"tokenizer: has the id \d+, but the text encoder has \d+ embeddings; restore"
+    with pytest.raises(ModelError, match=says):
         load_tokenizer(copy)
 
 
@@ -320,7 +300,7 @@ def test_a_vae_saved_under_older_names_loads_the_same(tmp_path: Path) -> None:
     # Stable Diffusion v2's VAE names its attention query, key, value and proj_attn.
     from diffusers import AutoencoderKL
 
-    small: dict[str, Any] = dict(VAE) | {"block_out_channels": [8] * 4, "layers_per_block": 1, "norm_num_groups": 4}
+    small: dict[str, Any] = {**VAE, **SMALL_VAE}
     torch.manual_seed(0)
     kind: Any = AutoencoderKL
     vae = kind.from_config(small)

@@ -18,17 +18,8 @@ from sdp.model.sources import resolve
 
 TEXTS = (
     *("a red circle", "on a blue background", "It's", "I'LL", "don’t", "#1", "1234", "!!!", "a" * 90, "zwx", "NEW_tok"),
-    *(
-        "<|endoftext|>",
-        "<|startoftext|>",
-        "<|EndOfText|>",
-        "<|endoftext|>x",
-        "new_tok",
-        "İstanbul",
-        "ß",
-        "ﬁ",
-        "e\u0301",
-    ),
+    *("<|endoftext|>", "<|startoftext|>", "<|EndOfText|>", "<|endoftext|>x"),
+    *("new_tok", "İstanbul", "ß", "ﬁ", "e\u0301"),
 )
 SCRIPTS = (
     *((0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x4FF), (0x590, 0x5FF), (0x600, 0x6FF)),
@@ -89,16 +80,9 @@ def saved(folder: Path) -> None:
 def trained(folder: Path) -> None:
     """A vocabulary with as many merges as a few captions give."""
     tokenizer = load_clip_tokenizer(folder)
-    letters = ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        captions(1000),
-        BpeTrainer(
-            vocab_size=5000,
-            special_tokens=["!", "<|startoftext|>", "<|endoftext|>"],
-            initial_alphabet=letters,
-            end_of_word_suffix="</w>",
-        ),
-    )
+    letters, marks = ByteLevel.alphabet(), ["!", "<|startoftext|>", "<|endoftext|>"]
+    trainer = BpeTrainer(vocab_size=5000, special_tokens=marks, initial_alphabet=letters, end_of_word_suffix="</w>")
+    tokenizer.train_from_iterator(captions(1000), trainer)
     tokenizer.model.save(str(folder))
 
 
