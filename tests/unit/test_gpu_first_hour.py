@@ -11,25 +11,14 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from scripts.bench import _gpu_checks, gpu_encode, gpu_first_hour, gpu_train, kernels, tables
-from scripts.bench._training import (
-    MODELS,
-    _Noise,
-    environment,
-    make_config,
-    make_model,
-    make_trainer,
-    operations,
-    predicted,
-    published_model,
-)
+from scripts.bench import _gpu_checks, _training, gpu_encode, gpu_first_hour, gpu_train, kernels, tables
 from scripts.demo import __main__ as demo
 from sdp import config
 from sdp.encode.encoder import Encoder
 from sdp.families.classes import network_class
 from sdp.hardware import GPUS, TERA, Gpu
-from sdp.train.trainer import Callback, StepReport
 from sdp.train.world import World
+from tests.training import Crash, CrashAt
 
 VAE_FLOPS, REAL = gpu_encode._vae_flops, gpu_encode._real
 
@@ -45,25 +34,24 @@ def reached(*call: Any, **_: Any) -> Any:
 def train(arguments: list[str], gpu: Gpu, folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gpu_train, "run", lambda case: case)
     options = gpu_train._arguments(arguments)
-    source = str(make_model(folder / "model", tiny=False, name=options.model).source)
+    source = str(_training.make_model(folder / "model", tiny=False, name=options.model).source)
     for workers in (1, 8):
-        for case in gpu_train.cases(options, workers):
-            for product in gpu.products:
-                first = gpu_train._first_batch(case, [product])
-                parts = case["micro_batches"]
-                memory = predicted(
-                    make_config({**case, "batch": first, "folder": str(folder)}, workers), workers, gpu, options.model
-                )
-                assert gpu.memory_bytes < memory.total + first // parts * memory.per_sample
-                if memory.total > gpu.memory_bytes:  # the row says so
-                    assert (options.model, first) == ("prx-1.2b", 1)
-                assert (first // parts).bit_count() == 1
-                chosen = gpu_train._measure(case, options.batch, options.largest, [product])
-                final = make_config({**chosen, "folder": str(folder)}, workers, source)
-                assert final.data.batch_size * parts * workers == final.data.global_batch_size
-                assert predicted(final, workers, gpu, options.model).total <= max(memory.total, gpu.memory_bytes)
-            allocator = environment(case).get("PYTORCH_CUDA_ALLOC_CONF")
-            assert (allocator is None) == (case["without"] == "segments")
+        (case,) = gpu_train.cases(options, workers)  # one process a GPU in the row's time
+        for product in gpu.products:
+            first = gpu_train._first_batch(case, [product])
+            parts = case["micro_batches"]
+            trial = _training.make_config({**case, "batch": first, "folder": str(folder)}, workers)
+            memory = _training.predicted(trial, workers, gpu, options.model)
+            assert gpu.memory_bytes < memory.total + first // parts * memory.per_sample
+            if memory.total > gpu.memory_bytes:  # the row says so
+                assert (options.model, first) == ("prx-1.2b", 1)
+            assert (first // parts).bit_count() == 1
+            chosen = gpu_train._measure(case, options.batch, options.largest, [product])
+            final = _training.make_config({**chosen, "folder": str(folder)}, workers, source)
+            assert final.data.batch_size * parts * workers == final.data.global_batch_size
+            assert _training.predicted(final, workers, gpu, options.model).total <= max(memory.total, gpu.memory_bytes)
+        allocator = _training.environment(case).get("PYTORCH_CUDA_ALLOC_CONF")
+        assert (allocator is None) == (case["without"] == "segments")
 
 
 @cache
@@ -179,31 +167,25 @@ def test_a_row_reaches_its_first_cuda_call_on_every_gpu_of_the_catalogue(
             assert f"{gpu.peak_flops / TERA:g} TFLOP/s dense bf16" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", _training.MODELS)
 def test_batches_of_noise_fit_the_network_that_a_row_trains(name: str) -> None:
-    family, architecture = published_model(name)
+    family, architecture = _training.published_model(name)
     with torch.device("meta"):
         denoiser = network_class(family.denoiser_class).from_config(dict(architecture))
     networks = SimpleNamespace(family=family, denoiser=denoiser)
-    batch = next(_Noise({"resolution": 512, "batch": 2, "model": name}, networks, World()).batches())
+    batch = next(_training._Noise({"resolution": 512, "batch": 2, "model": name}, networks, World()).batches())
     assert batch.latents.shape[2:] == (64, 64) if name != "klein-4b" else (32, 32)
     text = torch.empty(2, 77, 1024) if batch.text is None else batch.text
     latents, times = batch.latents.float().to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")
     assert family.predict(denoiser, latents, times, text.float().to("meta")).shape == batch.latents.shape
-    assert operations(name, 512) > operations(name, 256) > 1e11
+    assert _training.operations(name, 512) > _training.operations(name, 256) > 1e11
 
 
 def test_steps_of_a_row_are_trained_on_its_noise(tmp_path: Path) -> None:
     words = ["--tiny", "--strategies", "ddp", "--compile", "off"]
     case = next(gpu_train.cases(gpu_train._arguments(words), 1)) | {"batch": 2, "folder": str(tmp_path)}
-
-    class Watch(Callback):
-        def on_step(self, _: Any, report: StepReport) -> None:
-            if report.step == 2:
-                raise Reached
-
-    trainer = make_trainer(case, make_model(tmp_path / "model", tiny=True), World(), [Watch()])
-    with pytest.raises(Reached):
+    trainer = _training.make_trainer(case, _training.make_model(tmp_path / "model", tiny=True), World(), [CrashAt(2)])
+    with pytest.raises(Crash):
         trainer.train()
 
 
@@ -234,13 +216,6 @@ def test_no_row_begins_after_an_hour(
     assert f"not run: the hour is over; gpu_first_hour.sh {left}" in (tmp_path / "gpu-results.md").read_text()
     assert gpu_first_hour.main([left]) == 0
     assert begun[8:] == [left]
-
-
-def test_a_row_of_training_runs_one_process_a_gpu_in_its_time() -> None:
-    for row in gpu_first_hour.ROWS:
-        module, *arguments = row.command.split()
-        if module == "scripts.bench.gpu_train":
-            assert len(list(gpu_train.cases(gpu_train._arguments(arguments), 1))) == 1, row.name
 
 
 def test_nccl_uses_the_gpu_of_a_worker_s_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
