@@ -23,14 +23,8 @@ from sdp.download.unit import UnitRun, UnitTask
 from tests.growth.forged import repeat_text
 
 TEXTS = [
-    pa.string(),
-    pa.large_string(),
-    pa.string_view(),
-    pa.binary(),
-    pa.large_binary(),
-    pa.binary_view(),
-    pa.dictionary(pa.int32(), pa.string()),
-    pa.dictionary(pa.int32(), pa.large_string()),
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.dictionary(pa.int32(), kind) for kind in (pa.string(), pa.large_string())),
 ]
 STORED = Checked(WRITTEN, None, None, b"image", 1, 1, 1, 1, "ab")
 

@@ -26,10 +26,6 @@ def encoded(pixels: Array, kind: str = "PNG", **options: object) -> bytes:
     return sink.getvalue()
 
 
-def noise(height: int, width: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
 def ramp(height: int, width: int) -> Array:
     """Return an image whose red grows to the right and green downwards, so that a pixel shows its position."""
     red = np.broadcast_to(np.linspace(0, 255, width), (height, width))
@@ -196,7 +192,7 @@ def test_damaged_bytes_give_an_image_or_a_reason_and_nothing_else(
 
 
 def test_a_crop_that_needs_no_resizing_is_a_copy() -> None:
-    pixels = noise(64, 100)
+    pixels = photo(64, 100)
     crop = cut(decode(encoded(pixels)), centre_box(100, 64), 64, 64)
     assert np.array_equal(crop, pixels[:, 18:82])
 

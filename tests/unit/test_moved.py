@@ -11,7 +11,8 @@ from sdp.datasets.output import Head, Output, open_output, read_output
 from sdp.datasets.source import freeze_source, publish_plan
 from sdp.datasets.tombstones import lineage
 from sdp.errors import DatasetError
-from sdp.storage import list_source, open_storage
+from sdp.storage import SourceFile, list_source, open_storage
+from sdp.storage.moved import unchanged
 from sdp.storage.uri import near, resolved
 from tests.kit import begin_latents, make_images, make_latents, write_images_part, write_source
 
@@ -23,19 +24,15 @@ def frozen(images: Path, source: Path, *, writes: bool = True) -> Output:
     return freeze_source(output, files, ["URL", "TEXT"], uri=str(source))
 
 
-def download(images: Path, source: Path) -> None:
-    output = frozen(images, source)
-    for work in output.pending():
-        write_images_part(output.storage, work)
-    finish(output, input={"uri": str(source)})
-
-
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """A source and a complete dataset of it."""
     write_source(tmp_path / "here/source", [("a.parquet", 25)])
     write_source(tmp_path / "here/source/more", [("b.parquet", 17)], first=25)
-    download(tmp_path / "here/images", tmp_path / "here/source")
+    output = frozen(tmp_path / "here/images", tmp_path / "here/source")
+    for work in output.pending():
+        write_images_part(output.storage, work)
+    finish(output, input={"uri": str(tmp_path / "here/source")})
     return tmp_path / "here"
 
 
@@ -79,9 +76,6 @@ def test_another_source_is_refused_where_a_file_is_missing_or_holds_something_el
 
 
 def test_a_file_of_a_bucket_that_is_local_now_is_compared_by_its_md5(tmp_path: Path) -> None:
-    from sdp.storage import SourceFile
-    from sdp.storage.moved import unchanged
-
     (tmp_path / "a").write_bytes(b"hello")  # $ printf hello | md5sum
     file = SourceFile(str(tmp_path / "a"), 5, "18c-5")
     assert unchanged(file, 5, '"5d41402abc4b2a76b9719d911017c592"')
