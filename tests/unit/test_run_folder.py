@@ -15,6 +15,7 @@ from sdp.storage import Data, FileInfo, Storage, open_storage
 from sdp.storage.local import LocalStorage
 from sdp.train.metrics_log import MetricsLog
 from sdp.train.run_folder import FILE_LINES, RunFolder, metrics_files
+from tests.kit import raising
 
 
 @pytest.fixture
@@ -108,13 +109,10 @@ def test_a_repeated_step_is_listed_once(run: RunFolder) -> None:
 def test_unavailable_storage_is_reported_and_gets_the_metrics_when_it_is_back(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: LocalStorage, path: str, data: Data, *etag: str) -> FileInfo:  # noqa: ARG001
-        raise Unavailable(f"{self.uri_of(path)}: away")
-
     metrics = MetricsLog(run.storage, 0)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(LocalStorage, "create", refuse)
-        patch.setattr(LocalStorage, "replace", refuse)
+        for name in ("create", "replace"):
+            patch.setattr(LocalStorage, name, raising(Unavailable("away")))
         for step in range(1, FILE_LINES + 3):
             metrics.add(line(step))
             if step % 500 == 0:

@@ -21,6 +21,7 @@ from sdp.errors import AccessDenied, AlreadyExists, NotFound, StorageError, Unav
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage import local as local_module
 from sdp.storage.base import HIDDEN
+from tests.kit import raising
 from tests.storage_contract import (  # noqa: F401 (tests)
     test_listings_are_sorted_recursive_and_by_folder,
     test_published_content_is_read_back_unchanged,
@@ -272,9 +273,7 @@ def test_a_missing_name_is_reported(storage: Storage) -> None:
 def test_an_unreadable_name_is_denied_and_not_absent(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.publish("shut/k", b"")
 
-    def shut(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
+    shut = raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     for function, call in (("stat", lambda: storage.exists("shut/k")), ("scandir", storage.names)):
         with monkeypatch.context() as patched:
             patched.setattr(os, function, shut)
@@ -294,10 +293,7 @@ def test_an_unreadable_name_is_denied_and_not_absent(storage: Storage, monkeypat
 def test_the_kernels_errors_become_one_line(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StorageError], says: str
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "write", fail)
+    monkeypatch.setattr(os, "write", raising(OSError(code, os.strerror(code))))
     with pytest.raises(kind, match=says) as caught:
         storage.publish("k", b"1")
     assert str(caught.value).startswith(storage.uri_of("k"))

@@ -1,6 +1,5 @@
 """Takedowns: the lists' format, their reach, and attempts to evade them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdp.cli import main
-from sdp.datasets import blanking, lookup, repeated, tombstones
+from sdp.datasets import blanking, repeated, tombstones
 from sdp.datasets.audit import audit
 from sdp.datasets.columns import table_of
 from sdp.datasets.inspect import describe
@@ -28,6 +27,7 @@ from tests.kit import (
     image_rows,
     make_images,
     make_latents,
+    raising,
     write_images_part,
     write_source,
 )
@@ -42,10 +42,7 @@ def rows_of(storage: Storage) -> list[int]:
 
 
 def forbid_reading_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> Sequence[lookup.Hit]:
-        raise AssertionError("a part was read")
-
-    monkeypatch.setattr(tombstones, "in_parts", refuse)
+    monkeypatch.setattr(tombstones, "in_parts", raising(AssertionError("a part was read")))
 
 
 # --- what a list may say ---------------------------------------------------------------------------------------------

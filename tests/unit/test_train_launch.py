@@ -1,6 +1,7 @@
 """The start of an attempt, and the wait for its first trainer."""
 
 import os
+import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -26,10 +27,7 @@ from sdp.train import group, launch
 def stall(monkeypatch: pytest.MonkeyPatch) -> tuple[Stall, list[str]]:
     lines: list[str] = []
 
-    def give_up(message: str) -> None:
-        raise SystemExit(message)
-
-    monkeypatch.setattr(cluster, "give_up", give_up)
+    monkeypatch.setattr(cluster, "give_up", sys.exit)
     return Stall("train", [], notify=lines.append), lines
 
 

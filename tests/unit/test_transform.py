@@ -16,6 +16,7 @@ from sdp.encode.transform import Transform, bucket_shapes, choose_bucket, crop_i
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.imaging import RowError
 from sdp.sources.reading import SourceRow
+from tests.kit import raising
 from tests.process_kit import picture, write_tokenizer
 
 Array = NDArray[np.uint8]
@@ -165,10 +166,7 @@ def test_unusable_rows_keep_their_reason_and_delay_no_others(tokenizer: Tokenize
 
 
 def test_an_error_of_our_own_is_recorded_for_its_row(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise KeyError("surprise")
-
-    monkeypatch.setattr("sdp.encode.transform.crop_image", broken)
+    monkeypatch.setattr("sdp.encode.transform.crop_image", raising(KeyError("surprise")))
     (outcome,) = transformed(tokenizer, [source(1)]).outcomes
     assert (outcome.reason, outcome.detail) == ("internal", "KeyError: 'surprise'")
 

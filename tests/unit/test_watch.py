@@ -17,7 +17,7 @@ from sdp.report import watch
 from sdp.report.watch import WatchServer
 from sdp.storage import open_storage
 from sdp.storage.local import LocalStorage
-from tests.kit import make_images
+from tests.kit import make_images, raising
 from tests.unit.test_inspect_run import make_run, publish, publish_lines
 from tests.unit.test_report import picture
 
@@ -85,11 +85,7 @@ def test_the_page_follows_a_run_and_says_when_it_cannot_be_read(
     assert b"At step 8" in ask(server)[2], "requests of some seconds share a page"
     server._until = 0.0  # later
     assert b"At step 9" in ask(server)[2]
-
-    def away(*_: object, **__: object) -> None:
-        raise StorageError("the store is away")
-
-    monkeypatch.setattr(LocalStorage, "names", away)
+    monkeypatch.setattr(LocalStorage, "names", raising(StorageError("the store is away")))
     server._until = 0.0
     status, headers, content = ask(server)
     assert (status, headers["Refresh"]) == (200, "10"), "it tries again"
