@@ -1,6 +1,6 @@
 """Small datasets for tests, built by the same calls as the stages use."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,14 @@ def not_none(value: T | None) -> T:
 def text_at(uri: Path | str) -> str:
     """Return the text of `sdp inspect`."""
     return "\n\n".join(map(text_of, describe(open_storage(str(uri)))))
+
+
+def write_files(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    """Write files by their paths below a folder, and return the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
 
 
 def write_source(folder: Path, files: Iterable[tuple[str, int]], first: int = 0) -> None:

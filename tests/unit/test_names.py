@@ -14,6 +14,7 @@ from sdp.datasets.output import Head, Output, open_output
 from sdp.datasets.source import freeze_files, freeze_source
 from sdp.errors import UserError
 from sdp.storage import list_source, open_storage
+from tests.kit import write_files
 
 
 def output(folder: Path, **identity: str) -> Output:
@@ -39,9 +40,7 @@ def test_a_url_that_is_not_utf8_is_named_with_replaced_bytes(tmp_path: Path) -> 
 
 
 def test_an_image_file_is_named_and_traced_by_its_name(tmp_path: Path) -> None:
-    for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(name.encode())
+    write_files(tmp_path, {name: name for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg")})
     freeze_files(output(tmp_path / "out"), list_source(str(tmp_path), suffixes=(".jpg",)))
     out = open_storage(str(tmp_path / "out"))
     assert names_of(out)(np.array([0, 2])) == [str(tmp_path / "a/1.jpg"), str(tmp_path / "b/2.jpg")]

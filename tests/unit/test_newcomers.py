@@ -16,6 +16,7 @@ from sdp.model.export import Exported
 from sdp.model.sources import check, parse
 from sdp.sources.captions import gather
 from sdp.storage import open_storage
+from tests.kit import write_files
 from tests.unit.test_one_gpu import pictures
 
 
@@ -96,11 +97,10 @@ def test_init_counts_the_caption_that_it_is_given(tmp_path: Path, capsys: pytest
 
 
 def test_a_plan_of_a_builtin_model_says_that_it_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = {"source.uri": "latents", "output.uri": "run", "model.source": "builtin:tiny", "max_steps": "100"}
-    assert main(["plan", *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]) == 0
+    settings = ["--set=source.uri=latents", "--set=output.uri=run", "--set=max_steps=100"]
+    assert main(["plan", *settings, "--set=model.source=builtin:tiny"]) == 0
     assert "a builtin model needs no GPU" in capsys.readouterr().err
-    del keys["model.source"]
-    assert main(["plan", *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]) == 0
+    assert main(["plan", *settings]) == 0
     assert "builtin" not in capsys.readouterr().err
 
 
@@ -110,23 +110,21 @@ def test_the_line_after_an_export_draws_what_the_run_drew() -> None:
 
 
 def test_the_numbers_of_kohyas_folders_are_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "img").mkdir()
     pictures(tmp_path / "img/10_ohwx dog", 4)
     pictures(tmp_path / "img/2_dog", 30)
     assert main(["init", str(tmp_path / "my"), "--pictures", str(tmp_path / "img"), "--caption", "a {class}"]) == 0
     assert "the numbers before 10_ohwx dog, 2_dog are repeats, and are weights in training" in capsys.readouterr().err
     train: Any = load("train", str(tmp_path / "my/train.yaml"))
-    ((uri, weight),) = ((other.uri, other.weight) for other in train.source.also)
-    assert weight == 2 * 30 / (10 * 4)
+    (other,) = train.source.also
+    assert other.weight == 2 * 30 / (10 * 4)
     jobs: list[Any] = [load("process", str(tmp_path / f"my/{name}.yaml")) for name in ("process", "process-2")]
-    assert [job.output.uri for job in jobs] == [train.source.uri, uri]
+    assert [job.output.uri for job in jobs] == [train.source.uri, other.uri]
     assert [Path(job.source.uri).name for job in jobs] == ["10_ohwx dog", "2_dog"]
     captions = [pq.read_table(job.source.tables[0].uri)["caption"].unique().to_pylist() for job in jobs]
     assert captions == [["a ohwx dog"], ["a dog"]]
 
 
 def test_repeats_that_are_alike_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "img").mkdir()
     pictures(tmp_path / "img/10_ohwx dog", 4)
     assert main(["init", str(tmp_path / "my"), "--pictures", str(tmp_path / "img")]) == 0
     assert "10_ohwx dog are repeats, and change nothing" in capsys.readouterr().err
@@ -174,18 +172,15 @@ def test_init_writes_what_is_often_wanted_as_comments_and_says_what_training_nee
 
 
 def test_a_lora_begins_with_pretrained_weights() -> None:
-    assert (
-        load("train", None, ["source.uri=a", "output.uri=b", "lora.rank=4", "model.source=c"]).model.denoiser
-        == "pretrained"
-    )
+    settings = ["source.uri=a", "output.uri=b", "lora.rank=4", "model.source=c"]
+    assert load("train", None, settings).model.denoiser == "pretrained"
     with pytest.raises(ConfigError, match=r"model\.denoiser: expected pretrained while lora\.rank is set, got 'new'"):
-        load("train", None, ["source.uri=a", "output.uri=b", "lora.rank=4", "model.source=c", "model.denoiser=new"])
+        load("train", None, [*settings, "model.denoiser=new"])
 
 
 def test_a_cluster_gets_no_folder_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos/a.jpg").touch()
-    options = ["--pictures", str(tmp_path / "photos"), "--store", "s3://bucket/mine/"]
+    photos = write_files(tmp_path / "photos", {"a.jpg": ""})
+    options = ["--pictures", str(photos), "--store", "s3://bucket/mine/"]
     assert main(["init", str(tmp_path / "my"), *options]) == 2
     assert "copy it to s3://bucket/mine/pictures, and give that" in capsys.readouterr().err
     assert not (tmp_path / "my").exists()

@@ -10,16 +10,14 @@ from sdp.config import load
 from sdp.model.sources import parse
 from sdp.plan.memory import TrainerGpus, estimate
 from sdp.plan.one_gpu import find
+from tests.kit import write_files
 
 LORA = 16
 
 
 def pictures(folder: Path, number: int) -> str:
-    folder.mkdir()
-    for name in range(number):
-        (folder / f"{name}.jpg").touch()
-        (folder / f"{name}.txt").write_text(f"cat {name % 2}")
-    return str(folder)
+    write_files(folder, {f"{name}.jpg": "" for name in range(number)})
+    return str(write_files(folder, {f"{name}.txt": f"cat {name % 2}" for name in range(number)}))
 
 
 @pytest.mark.parametrize(

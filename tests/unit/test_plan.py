@@ -16,6 +16,7 @@ from sdp.plan.presets import figures
 from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.speeds import Speeds
 from sdp.train.settle import _known_prices
+from tests.kit import write_files
 
 PRICES = load_prices(None)
 SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_steps=850000", "phase_2.resolution=512"]
@@ -247,18 +248,15 @@ def test_an_unspecified_number_of_images_is_called_an_assumption(capsys: pytest.
 def test_a_folder_of_this_machine_is_counted_and_gets_few_encoders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "cats").mkdir()
-    for number in range(3):
-        (tmp_path / f"cats/{number}.JPG").touch()
-    (tmp_path / "cats/notes.md").touch()
+    write_files(tmp_path / "cats", dict.fromkeys(["0.JPG", "1.JPG", "2.JPG", "notes.md"], ""))
     text = text_of(capsys, "process", "--set", f"source.uri={tmp_path}")
     assert ["process", "3"] in [line.split()[:2] for line in text.splitlines()]
     training = work(f"source.uri={tmp_path}", "max_steps=10")
     assert (training.rows, training.rows_assumed) == (3, False)
     files = {"process": {"source": {"uri": str(tmp_path / "cats")}, "output": {"uri": str(tmp_path / "latents")}}}
     files["train"] = {"source": {"uri": str(tmp_path / "latents")}, "output": {"uri": str(tmp_path / "run")}}
-    for name, content in files.items():
-        (tmp_path / f"{name}.yaml").write_text(json.dumps({"model": {"source": "builtin:tiny"}, **content}))
+    model = {"model": {"source": "builtin:tiny"}}
+    write_files(tmp_path, {f"{name}.yaml": json.dumps(model | content) for name, content in files.items()})
     text = text_of(capsys, "--config", str(tmp_path / "train.yaml"), "--set", "max_steps=10")
     assert ["process", "3"] in [line.split()[:2] for line in text.splitlines()], "before its latents are there"
     process = make.plans(training, PRICES)[0].stages[0]

@@ -7,6 +7,7 @@ import pytest
 
 from sdp.errors import UserError
 from sdp.sources.captions import gather
+from tests.kit import write_files
 
 LINES = [{"file_name": "a.jpg", "text": "one"}, {"file_name": "sub/b.png", "text": "two"}]
 
@@ -23,7 +24,7 @@ LINES = [{"file_name": "a.jpg", "text": "one"}, {"file_name": "sub/b.png", "text
     ],
 )
 def test_captions_are_found_in_the_forms_of_other_tools(tmp_path: Path, files: dict[str, str], source: str) -> None:
-    write(tmp_path, {"a.jpg": "", "sub/b.png": "", **files})
+    write_files(tmp_path, {"a.jpg": "", "sub/b.png": "", **files})
     pictures = gather(str(tmp_path))
     assert pictures is not None
     assert pictures.captions == {"a.jpg": "one", "sub/b.png": "two"}
@@ -34,10 +35,9 @@ def test_captions_are_found_in_the_forms_of_other_tools(tmp_path: Path, files: d
 
 def test_a_folder_is_described_in_one_line_that_leaves_out_nothing(tmp_path: Path) -> None:
     lines = [*LINES, {"file_name": "gone.jpg", "text": "three"}, {"file_name": "c.bmp", "text": " "}]
-    write(
-        tmp_path, {"a.jpg": "", "sub/b.png": "", "c.bmp": "", "d.tiff": "", "d.txt": "own", "e.heic": "", "notes": ""}
-    )
-    write(tmp_path, {"metadata.jsonl": "\n".join(map(json.dumps, lines)), "prices.csv": "cents,euro\n1,2\n"})
+    write_files(tmp_path, dict.fromkeys(["a.jpg", "sub/b.png", "c.bmp", "d.tiff", "e.heic", "notes"], ""))
+    tables = {"metadata.jsonl": "\n".join(map(json.dumps, lines)), "prices.csv": "cents,euro\n1,2\n"}
+    write_files(tmp_path, {"d.txt": "own", **tables})
     assert str(gather(str(tmp_path))) == (
         "4 pictures, captions from metadata.jsonl (2), .txt (1), without caption 1, left out by process "
         "unless --caption-with describes them; left out: .csv 1, .heic 1, notes 1; "
@@ -46,8 +46,8 @@ def test_a_folder_is_described_in_one_line_that_leaves_out_nothing(tmp_path: Pat
 
 
 def test_texts_are_counted_if_they_hold_a_caption_and_read_in_any_case(tmp_path: Path) -> None:
-    write(tmp_path, {f"{name}.JPG": "" for name in "abc"})
-    write(tmp_path, {"a.TXT": "upper", "b.txt": " \n", "c.txt": "lower"})
+    write_files(tmp_path, {f"{name}.JPG": "" for name in "abc"})
+    write_files(tmp_path, {"a.TXT": "upper", "b.txt": " \n", "c.txt": "lower"})
     seen = gather(str(tmp_path))
     assert seen is not None
     assert (seen.captions, seen.sources) == ({"a.JPG": "upper"}, {".TXT": 1, ".txt": 1})
@@ -56,9 +56,8 @@ def test_texts_are_counted_if_they_hold_a_caption_and_read_in_any_case(tmp_path:
 
 
 def test_all_texts_that_are_not_utf_8_are_named_at_once(tmp_path: Path) -> None:
-    write(tmp_path, {f"{number:02d}.jpg": "" for number in range(22)})
-    for number in range(22):
-        (tmp_path / f"{number:02d}.txt").write_bytes(b"caf\xe9")
+    write_files(tmp_path, {f"{number:02d}.jpg": "" for number in range(22)})
+    write_files(tmp_path, {f"{number:02d}.txt": b"caf\xe9" for number in range(22)})
     with pytest.raises(UserError) as raised:
         gather(str(tmp_path))
     lines = str(raised.value).splitlines()
@@ -67,14 +66,14 @@ def test_all_texts_that_are_not_utf_8_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_a_text_beside_a_picture_goes_before_tables(tmp_path: Path) -> None:
-    write(tmp_path, {"a.jpg": "", "a.txt": "own", "metadata.jsonl": json.dumps(LINES[0])})
+    write_files(tmp_path, {"a.jpg": "", "a.txt": "own", "metadata.jsonl": json.dumps(LINES[0])})
     pictures = gather(str(tmp_path))
     assert pictures is not None
     assert (pictures.captions, pictures.sources, pictures.examples) == ({}, {".txt": 1}, ("own",))
 
 
 def test_captions_may_name_the_folder_of_a_class(tmp_path: Path) -> None:
-    write(tmp_path, {"red_cat/1.jpg": "", "dog/1.jpg": ""})
+    write_files(tmp_path, {"red_cat/1.jpg": "", "dog/1.jpg": ""})
     pictures = gather(str(tmp_path), "a photo of {class}, {sitting}")
     assert pictures is not None
     assert pictures.captions == {
@@ -83,9 +82,9 @@ def test_captions_may_name_the_folder_of_a_class(tmp_path: Path) -> None:
 
 
 def test_a_caption_keeps_what_a_table_s_line_does_not_end_at_and_is_valid_text(tmp_path: Path) -> None:
-    write(tmp_path, {f"{name}.jpg": "" for name in "abc"})
-    write(tmp_path, {"t.csv": "file,text\r\na,a dog\u2028on a beach\r\nb,two\x85words\x0b\x1cmore\r\n"})
-    write(tmp_path, {"t.jsonl": '{"file": "c.jpg", "text": "cut \\ud83d"}'})
+    write_files(tmp_path, {f"{name}.jpg": "" for name in "abc"})
+    write_files(tmp_path, {"t.csv": "file,text\r\na,a dog\u2028on a beach\r\nb,two\x85words\x0b\x1cmore\r\n"})
+    write_files(tmp_path, {"t.jsonl": '{"file": "c.jpg", "text": "cut \\ud83d"}'})
     pictures = gather(str(tmp_path))
     assert pictures is not None
     assert pictures.captions == {
@@ -94,7 +93,7 @@ def test_a_caption_keeps_what_a_table_s_line_does_not_end_at_and_is_valid_text(t
 
 
 def test_a_folder_without_pictures_is_left_to_the_job(tmp_path: Path) -> None:
-    write(tmp_path, {"a.tar": "", "b.parquet": ""})
+    write_files(tmp_path, {"a.tar": "", "b.parquet": ""})
     assert gather(str(tmp_path)) is None
 
 
@@ -109,13 +108,6 @@ def test_a_folder_without_pictures_is_left_to_the_job(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_table_or_name_is_refused(tmp_path: Path, name: str, content: bytes, error: str) -> None:
-    write(tmp_path, {"a.jpg": ""})
-    (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, {"a.jpg": "", name: content})
     with pytest.raises(UserError, match=error):
         gather(str(tmp_path))
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")

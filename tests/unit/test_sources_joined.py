@@ -17,6 +17,7 @@ from sdp.sources import joined
 from sdp.sources.pictures import Pictures, Selection, open_pictures
 from sdp.sources.reading import SourceRow, read_piece
 from sdp.storage import StorageOptions, open_storage
+from tests.kit import write_files
 from tests.process_kit import config_of, make_images, picture, write_plain
 
 OPTIONS = StorageOptions()
@@ -123,19 +124,14 @@ def test_a_later_table_comes_first_and_null_or_empty_is_no_entry(images: Path, t
 
 
 def test_a_folder_of_files_takes_captions_from_a_table(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    for name in "ab":
-        (tmp_path / f"files/{name}.jpg").write_bytes(picture(0))
-    (tmp_path / "files/a.txt").write_text("beside it")
+    files = write_files(tmp_path / "files", {"a.jpg": picture(0), "b.jpg": picture(0), "a.txt": "beside it"})
     table = write_table(tmp_path / "t.parquet", {"key": ["b"], "synthetic": ["new"]})
     weights = {"caption": 1, "synthetic": 1}
-    rows = rows_of(open_with(tmp_path / "files", table_of(table, by="key"), caption=weights), tmp_path / "out")
+    rows = rows_of(open_with(files, table_of(table, by="key"), caption=weights), tmp_path / "out")
     assert [row.caption for row in rows] == ["beside it", "new"]
+    table = write_table(tmp_path / "u.parquet", {"url": ["u"], "caption": ["c"]})
     with pytest.raises(UserError, match=r"source\.uri: pictures have no column url"):
-        open_with(
-            tmp_path / "files",
-            table_of(write_table(tmp_path / "u.parquet", {"url": ["u"], "caption": ["c"]}), by="url"),
-        )
+        open_with(files, table_of(table, by="url"))
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -146,14 +142,8 @@ def test_rows_outside_the_bounds_are_filtered_by_a_reason_that_names_the_column(
     table = table_of(write_table(tmp_path / "t.parquet", scores))
     bounds = [Score("score:nice", "nice", minimum=5.0), Score("score:spoilt", "spoilt", maximum=0.5, keep_unknown=True)]
     rows = rows_of(open_with(images, table, scores=bounds), tmp_path / "out")
-    assert [row.filtered for row in rows[:6]] == [
-        "score:nice",
-        "",
-        "score:nice",
-        "score:nice",
-        "score:spoilt",
-        "score:nice",
-    ]
+    nice, spoilt = "score:nice", "score:spoilt"
+    assert [row.filtered for row in rows[:6]] == [nice, "", nice, nice, spoilt, nice]
     kept = [Score("score:nice", "nice", minimum=5.0, keep_unknown=True)]
     rows = rows_of(open_with(images, table, scores=kept), tmp_path / "out")
     assert [row.row for row in rows if row.filtered] == [0]
@@ -196,11 +186,7 @@ def test_columns_that_are_missing_or_of_another_type_are_refused(images: Path, t
         ({"row": [1], "caption": ["c"]}, {}, r"filters\.nice: no column nice in"),
         ({"key": ["a", "a"], "nice": [1, 2]}, {"by": "key"}, "1 of .* rows repeat another's key"),
         ({"key": [None], "nice": [1]}, {"by": "key"}, r"tables\.0\.by: .* has no value in column key"),
-        (
-            {"row": np.array([0, 1 << 63], np.uint64), "nice": [1, 2]},
-            {},
-            r"row 0 to 9223372036854775808: expected addr",
-        ),
+        ({"row": np.array([0, 1 << 63], np.uint64), "nice": [1, 2]}, {}, "row 0 to 9223372036854775808: expected addr"),
     ]
     for number, (columns, settings, message) in enumerate(cases):
         table = write_table(tmp_path / f"{number}.parquet", columns)

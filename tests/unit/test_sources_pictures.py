@@ -26,6 +26,7 @@ from sdp.sources.pieces import Piece
 from sdp.sources.reading import Columns, SourceRow, read_piece
 from sdp.sources.tars import read_samples
 from sdp.storage import StorageOptions, list_source, open_storage
+from tests.kit import write_files
 from tests.process_kit import picture
 
 OPTIONS = StorageOptions()
@@ -50,6 +51,7 @@ def fields_of(rows: list[SourceRow]) -> list[tuple[int, str, bytes, str | None]]
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for name, data in members.items():
             member = tarfile.TarInfo(name)
@@ -58,12 +60,10 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def test_a_folder_of_files_is_a_row_for_each_picture_with_the_text_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "pictures/deep").mkdir(parents=True)
     names = ["a.jpg", "b.JPEG", "c.png", "deep/d.webp", "deep/e.v2.jpg", "f.jpg"]
-    for number, name in enumerate(names):
-        (tmp_path / "pictures" / name).write_bytes(picture(number))
+    write_files(tmp_path / "pictures", {name: picture(number) for number, name in enumerate(names)})
+    for number, name in enumerate(names[:-1]):
         (tmp_path / "pictures" / name).with_suffix(".txt").write_text(f" number {number}\n")
-    (tmp_path / "pictures/f.txt").unlink()
     keys = ["a", "b", "c", "d", "e.v2", "f"]
     captions = [*(f"number {number}" for number in range(5)), None]
     rows = fields_of(rows_of(tmp_path / "pictures", tmp_path / "out"))
@@ -77,28 +77,23 @@ def test_a_folder_of_files_is_a_row_for_each_picture_with_the_text_beside_it(tmp
 def test_a_caption_has_no_byte_order_mark_whatever_its_coding(tmp_path: Path, coding: str, tar: bool) -> None:
     mark = codecs.BOM_UTF16_LE if coding == "utf-16-le" else codecs.BOM_UTF16_BE if coding == "utf-16-be" else b""
     files = {"a.jpg": picture(0), "a.txt": mark + "a café\n".encode(coding)}
-    (tmp_path / "source").mkdir()
     if tar:
         write_tar(tmp_path / "source/a.tar", files)
     else:
-        for name, data in files.items():
-            (tmp_path / "source" / name).write_bytes(data)
+        write_files(tmp_path / "source", files)
     (row,) = rows_of(tmp_path / "source", tmp_path / "out")
     assert row.caption == "a café"
 
 
 def test_a_picture_draws_one_line_of_its_text_by_the_seed_and_its_address(tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
-    for number in range(30):
-        (tmp_path / f"pictures/{number:02d}.jpg").write_bytes(b"")
-        (tmp_path / f"pictures/{number:02d}.txt").write_text("one\r\n\n two \nthree")
+    for name, content in (("jpg", ""), ("txt", "one\r\n\n two \nthree")):
+        write_files(tmp_path / "pictures", {f"{number:02d}.{name}": content for number in range(30)})
     drawn = [row.caption for row in rows_of(tmp_path / "pictures", tmp_path / "out")]
     assert {*drawn} == {"one", "two", "three"}
     assert drawn == [row.caption for row in rows_of(tmp_path / "pictures", tmp_path / "same")]
 
 
 def test_tars_of_webdataset_are_a_row_for_each_sample(tmp_path: Path) -> None:
-    (tmp_path / "tars").mkdir()
     write_tar(
         tmp_path / "tars/000.tar",
         {f"{n:05d}.{end}": data for n in range(6) for end, data in (("jpg", picture(n)), ("txt", b"text %d" % n))}
@@ -152,11 +147,8 @@ def test_a_tar_is_read_on_from_where_the_last_piece_ended(
     write_tar(tmp_path / "a.tar", {f"{name}.{end}": name.encode() for name in names for end in ("cls", "jpg", "txt")})
 
     def keys(*pieces: tuple[int, int]) -> list[str]:
-        return [
-            key
-            for start, stop in pieces
-            for key, *_ in read_samples(str(tmp_path / "a.tar"), "caption", start, stop, None)
-        ]
+        samples = [read_samples(str(tmp_path / "a.tar"), "caption", *piece, None) for piece in pieces]
+        return [key for piece in samples for key, *_ in piece]
 
     assert keys((0, 4), (4, 5), (8, 12), (2, 4), (3, 6)) == [*names[:5], *names[8:], *names[2:4], *names[3:6]]
     headers = []
@@ -223,40 +215,10 @@ def test_a_piece_of_large_samples_is_never_in_memory_whole(tmp_path: Path) -> No
     assert max(peaks) < 100 << 20, "of 120"
 
 
-def write_like_img2dataset(root: Path, form: str) -> None:
-    """Two images and a failure, as the writers of img2dataset 1.47 lay them out."""
-    table = [
-        {"key": "000000000", "caption": "number 0", "status": "success", "error_message": None},
-        {"key": "000000001", "caption": "1", "status": "failed_to_download", "error_message": "HTTP Error 404: gone"},
-        {"key": "000000002", "caption": "number 2", "status": "success", "error_message": None},
-    ]
-    images = {row["key"]: picture(n) for n, row in enumerate(table) if row["status"] == "success"}
-    root.mkdir()
-    (root / "00000_stats.json").write_text('{"count": 3, "successes": 2}')
-    if form == "parquet":
-        pq.write_table(
-            pa.Table.from_pylist([{**row, "jpg": images.get(row["key"])} for row in table]), root / "0.parquet"
-        )
-        return
-    pq.write_table(pa.Table.from_pylist(table), root / "00000.parquet")
-    members = {
-        f"{row['key']}.{suffix}": data
-        for row in table
-        if row["key"] in images
-        for suffix, data in (
-            ("jpg", images[row["key"]]),
-            ("txt", row["caption"].encode()),
-            ("json", json.dumps(row).encode()),
-        )
-    }
-    write_tar(root / "00000.tar", members)
-
-
 def test_a_table_is_joined_to_image_files_by_their_names_below_the_folder(tmp_path: Path) -> None:
-    for number, name in enumerate(["cat/1.jpg", "cat/1.png", "dog/1.bmp"]):
-        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "pictures" / name).write_bytes(picture(number))
-    captions = {"file": ["cat/1.jpg", "cat/1.png", "dog/1.bmp"], "caption": ["one", "two", "three"]}
+    names = ["cat/1.jpg", "cat/1.png", "dog/1.bmp"]
+    write_files(tmp_path / "pictures", dict.fromkeys(names, picture(0)))
+    captions = {"file": names, "caption": ["one", "two", "three"]}
     pq.write_table(pa.table(captions), tmp_path / "captions.parquet")
     tables = [JoinedTable(uri=str(tmp_path / "captions.parquet"), by="file")]
     for uri in ("pictures", "pictures/*/*"):
@@ -264,8 +226,23 @@ def test_a_table_is_joined_to_image_files_by_their_names_below_the_folder(tmp_pa
         assert [row.caption for row in rows] == ["one", "two", "three"]
 
 
+IMG2DATASET = [
+    {"key": "000000000", "caption": "number 0", "status": "success", "error_message": None},
+    {"key": "000000001", "caption": "1", "status": "failed_to_download", "error_message": "HTTP Error 404: gone"},
+    {"key": "000000002", "caption": "number 2", "status": "success", "error_message": None},
+]
+"""Two images and a failure, as the writers of img2dataset 1.47 list them."""
+STATS = {"00000_stats.json": '{"count": 3, "successes": 2}'}
+
+
 def test_tars_of_img2dataset_are_a_source_by_a_pattern(tmp_path: Path) -> None:
-    write_like_img2dataset(tmp_path / "old", "webdataset")
+    members = dict[str, bytes]()
+    for number in (0, 2):
+        listed = IMG2DATASET[number]
+        form = {"jpg": picture(number), "txt": b"number %d" % number, "json": json.dumps(listed).encode()}
+        members |= {f"{listed['key']}.{end}": data for end, data in form.items()}
+    write_tar(write_files(tmp_path / "old", STATS) / "00000.tar", members)
+    pq.write_table(pa.Table.from_pylist(IMG2DATASET), tmp_path / "old/00000.parquet")
     rows = fields_of(rows_of(tmp_path / "old/*.tar", tmp_path / "out"))
     assert rows == [(0, "000000000", picture(0), "number 0"), (1, "000000002", picture(2), "number 2")]
     with pytest.raises(UserError, match=r"both .* and Parquet files; name a folder or a pattern of one kind"):
@@ -273,7 +250,8 @@ def test_tars_of_img2dataset_are_a_source_by_a_pattern(tmp_path: Path) -> None:
 
 
 def test_parquet_of_img2dataset_has_a_row_for_each_failure_too(tmp_path: Path) -> None:
-    write_like_img2dataset(tmp_path / "old", "parquet")
+    table = pa.Table.from_pylist(IMG2DATASET).append_column("jpg", [[picture(0), None, picture(2)]])
+    pq.write_table(table, write_files(tmp_path / "old", STATS) / "0.parquet")
     rows = rows_of(tmp_path / "old", tmp_path / "out", image="jpg")
     assert fields_of(rows) == [
         (0, "000000000", picture(0), "number 0"),
@@ -306,9 +284,7 @@ def test_parquet_without_captions_takes_one_for_all(tmp_path: Path) -> None:
 
 
 def test_an_invalid_source_of_pictures_is_refused_in_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    (folder / "a.jpg").write_bytes(picture(0))
+    folder = write_files(tmp_path / "pictures", {"a.jpg": picture(0)})
     with pytest.raises(UserError, match=r"^source.caption: the pictures at .* have no captions beside them"):
         rows_of(folder, tmp_path / "out")
     write_tar(folder / "b.tar", {"a.jpg": picture(0)})

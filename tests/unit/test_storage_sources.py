@@ -10,23 +10,14 @@ import pytest
 from sdp.errors import NotFound, UserError
 from sdp.storage import list_source, open_source
 from sdp.storage.opening import split_pattern, translate
+from tests.kit import write_files
 
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    for name in (
-        "a.parquet",
-        "b.parquet",
-        "readme.txt",
-        "deep/er/c.parquet",
-        "deep/[1].parquet",
-        "_temporary/x.parquet",
-        ".hidden.parquet",
-        "_SUCCESS",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"12345")
-    return tmp_path
+    whole = ["a.parquet", "b.parquet", "readme.txt", "deep/er/c.parquet", "deep/[1].parquet"]
+    hidden = ["_temporary/x.parquet", ".hidden.parquet", "_SUCCESS"]
+    return write_files(tmp_path, dict.fromkeys([*whole, *hidden], "12345"))
 
 
 def files_at(top: Path, uri: str) -> list[str]:
