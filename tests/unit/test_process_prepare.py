@@ -14,7 +14,7 @@ from sdp.datasets.parts import serialise
 from sdp.datasets.units import Unit, Work
 from sdp.encode.recipe import TEXT
 from sdp.encode.table import LAYOUT, schema
-from sdp.errors import DatasetError, ModelError, UserError
+from sdp.errors import DatasetError, ModelError
 from sdp.model import sources
 from sdp.process.prepare import Prepared, prepare
 from tests.process_kit import config_of, make_images, picture, write_plain
@@ -38,11 +38,8 @@ def part_of(job: Prepared) -> int:
     arrays = []
     for field in columns:
         if pa.types.is_fixed_size_binary(field.type):
-            arrays.append(
-                pa.FixedSizeBinaryArray.from_buffers(
-                    field.type, rows, [None, pa.py_buffer(draw.bytes(rows * field.type.byte_width))]
-                )
-            )
+            data = pa.py_buffer(draw.bytes(rows * field.type.byte_width))
+            arrays.append(pa.FixedSizeBinaryArray.from_buffers(field.type, rows, [None, data]))
         elif field.name == "key":
             arrays.append(pa.array([f"{row:012d}" for row in range(rows)]))
         else:
@@ -130,32 +127,23 @@ def test_the_images_to_encode_are_those_that_upstream_wrote(tmp_path: Path, plai
 )
 def test_a_column_of_another_type_is_refused(tmp_path: Path, column: str, values: pa.Array, line: str) -> None:
     columns = {"image": pa.array([picture(0)], pa.binary()), "caption": pa.array(["c"]), column: values}
-    (tmp_path / "plain").mkdir()
-    pq.write_table(pa.table(columns), tmp_path / "plain" / "a.parquet")
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DatasetError) as refused:
-        prepared(tmp_path / "plain")
+        prepared(tmp_path / "a.parquet")
     assert str(refused.value).startswith(line)
     assert f" is of {str(values.type)[:4]}" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.binary(), pa.large_binary(), pa.struct([("bytes", pa.binary()), ("path", pa.string())])]
-)
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), STRUCT])
 @pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
 def test_columns_of_bytes_and_text_of_any_kind_are_taken(tmp_path: Path, kind: pa.DataType, text: pa.DataType) -> None:
-    image = {"bytes": picture(0), "path": "a"} if pa.types.is_struct(kind) else picture(0)
+    image = {"bytes": picture(0), "path": "a"} if kind == STRUCT else picture(0)
     captions = pa.array(["c"]).cast(text) if text != pa.binary() else pa.array([b"c"])
-    (tmp_path / "plain").mkdir()
-    pq.write_table(pa.table({"image": pa.array([image], kind), "caption": captions}), tmp_path / "plain" / "a.parquet")
-    assert prepared(tmp_path / "plain").pictures.files
-
-
-def test_a_vae_that_says_no_scaling_is_refused(tmp_path: Path, plain: Path) -> None:
-    model = shutil.copytree(sources.resolve("builtin:tiny").path, tmp_path / "model")
-    config = model / "vae" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "scaling_factor": 1.0}))
-    with pytest.raises(UserError, match=r"^model\.source: .*scaling_factor 1\.0"):
-        prepare(config_of(plain, tmp_path / "out", model))
+    pq.write_table(pa.table({"image": pa.array([image], kind), "caption": captions}), tmp_path / "a.parquet")
+    assert prepared(tmp_path / "a.parquet").pictures.files
 
 
 # --- models whose configuration is not quite ours -------------------------------------------------------------------
@@ -175,16 +163,22 @@ def test_a_vae_older_than_the_key_for_its_scaling_is_scaled_as_stable_diffusion_
     assert prepare(config_of(plain, tmp_path / "out", model)).spec.shape.space.scale == 0.18215
 
 
-@pytest.mark.parametrize("value", [0, -1, "much", True, [1]])
-def test_a_scaling_that_is_no_number_above_0_is_refused(tmp_path: Path, plain: Path, value: object) -> None:
-    model = changed_model(tmp_path / "model", "vae", scaling_factor=value)
-    with pytest.raises(ModelError, match=r"vae/config.json: scaling_factor: expected a number above 0, got"):
-        prepare(config_of(plain, tmp_path / "out", model))
+NO_NUMBER = r"vae/config.json: scaling_factor: expected a number above 0, got"
 
 
-def test_a_vae_whose_configuration_has_another_type_is_named(tmp_path: Path, plain: Path) -> None:
-    model = changed_model(tmp_path / "model", "vae", shift_factor="x")
-    with pytest.raises(ModelError, match=r"vae/config.json: cannot be loaded \(could not convert.*compare it with the"):
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("scaling_factor", 1.0, r"^model\.source: .*scaling_factor 1\.0"),
+        *(("scaling_factor", value, NO_NUMBER) for value in (0, -1, "much", True, [1])),
+        ("shift_factor", "x", r"vae/config.json: cannot be loaded \(could not convert.*compare it with the"),
+    ],
+)
+def test_a_vae_whose_scaling_cannot_be_used_is_refused(
+    tmp_path: Path, plain: Path, key: str, value: object, line: str
+) -> None:
+    model = changed_model(tmp_path / "model", "vae", **{key: value})
+    with pytest.raises(ModelError, match=line):
         prepare(config_of(plain, tmp_path / "out", model))
 
 
