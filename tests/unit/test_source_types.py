@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,21 +72,17 @@ def test_fractions_beside_whole_numbers_and_nulls_are_fractions_in_every_part(tm
     assert math.fsum(value or 0 for part in parts for value in part.to_pylist()) == 25.7
 
 
-def test_a_struct_with_other_fields_is_refused_in_one_line(tmp_path: Path) -> None:
-    for number, column in enumerate([pa.array([{"bytes": b"a", "path": "a"}]), pa.array([{"path": "a"}])]):
-        write(tmp_path / "source", number, column)
-    with pytest.raises(
-        DatasetError, match=r"1\.parquet: column similarity holds struct<path: string>, but struct<bytes"
-    ):
-        frozen(tmp_path)
-
-
-def test_a_whole_number_that_no_fraction_equals_is_refused_in_one_line(tmp_path: Path) -> None:
-    for number, column in enumerate([pa.array([2**53 + 1]), pa.array([0.5])]):
-        write(tmp_path / "source", number, column)
-    with pytest.raises(
-        DatasetError, match=r"0\.parquet: column similarity is int64, which this dataset keeps as double"
-    ):
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ([[{"bytes": b"a", "path": "a"}], [{"path": "a"}]], r"1\.parquet: .* holds struct<path: string>, but struct<b"),
+        ([[2**53 + 1], [0.5]], r"0\.parquet: column similarity is int64, which this dataset keeps as double"),
+    ],
+)
+def test_values_that_no_common_type_holds_are_refused_in_one_line(tmp_path: Path, columns: Any, line: str) -> None:
+    for number, column in enumerate(columns):
+        write(tmp_path / "source", number, pa.array(column))
+    with pytest.raises(DatasetError, match=line):
         carried(frozen(tmp_path))
 
 

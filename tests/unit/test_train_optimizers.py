@@ -1,4 +1,4 @@
-"""Optimizers of libraries behind our interface: their own steps, skipped ones, and resumption to the bit."""
+"""Our optimizer and those of libraries: their own steps, skipped ones, and resumption to the bit."""
 
 import importlib.util
 from typing import Any
@@ -12,6 +12,7 @@ from sdp.config.train import OptimizerConfig
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS
 from sdp.plan.memory import TrainerGpus, estimate
+from sdp.train.optimizer import skips
 from sdp.train.optimizers import make_optimizer
 
 NO, YES = torch.tensor(0.0), torch.tensor(1.0)
@@ -36,10 +37,10 @@ def settings(kind: str) -> Any:
     return OptimizerConfig(kind=kind, weight_decay=0.1)  # type: ignore[arg-type]
 
 
-def learn(network: nn.Module, step: int) -> None:
+def learn(network: nn.Module, step: int, factor: float = 1.0) -> None:
     draw = torch.Generator().manual_seed(step)
     for weights in network.parameters():
-        weights.grad = torch.randn(weights.shape, generator=draw)
+        weights.grad = torch.randn(weights.shape, generator=draw) * factor
 
 
 def everything(network: nn.Module, optimizer: Any) -> dict[str, Tensor]:
@@ -63,7 +64,7 @@ def test_a_run_that_is_resumed_takes_the_same_steps_to_the_bit(kind: str) -> Non
         learn(whole, step)
         optimizer.step(0.01, skip=NO, divisor=torch.tensor(2.0))
         before = everything(whole, optimizer)
-        learn(whole, 99)
+        learn(whole, 99, float("nan"))
         optimizer.step(0.01, skip=YES)
         optimizer.zero_grad()
         assert not differing(before, everything(whole, optimizer)), "a skipped step leaves no trace"
@@ -79,6 +80,33 @@ def test_a_run_that_is_resumed_takes_the_same_steps_to_the_bit(kind: str) -> Non
         continued.step(0.01, skip=NO, divisor=torch.tensor(2.0))
     assert not differing(everything(whole, optimizer), everything(resumed, continued))
     assert differing(named(whole), named(model())), "it has learnt"
+
+
+def test_steps_are_those_of_torchs_adamw_with_its_clipping() -> None:
+    mine, other = model(), model()
+    optimizer = make_optimizer(named(mine), settings("adamw"))
+    reference = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.1)
+    for step in range(5):
+        learn(mine, step)
+        learn(other, step)
+        norm = nn.utils.clip_grad_norm_(other.parameters(), 2.0)
+        assert norm > 2.0
+        reference.step()
+        optimizer.step(1e-2, skip=NO, divisor=norm / 2.0)
+    for name, weights in named(mine).items():
+        assert torch.allclose(weights, named(other)[name], rtol=1e-5, atol=1e-7)
+        averages = optimizer.state_dict()[f"exp_avg.{name}"], reference.state[named(other)[name]]["exp_avg"]
+        assert torch.allclose(*averages)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "weight", "skipped"),
+    [(0.5, 1.0, 8.0, False), (0.5, 1.0, 0.0, True), (float("nan"), 1.0, 8.0, True), (0.5, float("inf"), 8.0, True)],
+)
+def test_a_step_is_skipped_that_is_not_finite_or_has_no_rows(
+    loss: float, norm: float, weight: float, skipped: bool
+) -> None:
+    assert bool(skips(*map(torch.tensor, (loss, norm, weight)))) is skipped
 
 
 def test_steps_are_those_of_the_library() -> None:
@@ -119,14 +147,9 @@ def test_the_plan_counts_the_state_of_each_optimizer(kind: str, rank: int | None
 
 
 def test_only_our_adamw_is_sharded() -> None:
-    values = {"source.uri": "a", "output.uri": "b", "model.source": "builtin:tiny", "strategy.kind": "fsdp"}
+    job = ["source.uri=a", "output.uri=b", "model.source=builtin:tiny"]
     with pytest.raises(UserError, match=r"optimizer\.kind: expected adamw while strategy\.kind is fsdp"):
-        parse_flat({**values, "optimizer.kind": "muon"})
-    values.pop("strategy.kind")
-    several = {"scaling.accelerator": "A100", "scaling.num_workers": 4}
-    assert parse_flat({**values, **several}).strategy.kind == "fsdp"
-    assert parse_flat({**values, **several, "optimizer.kind": "muon"}).strategy.kind == "ddp"
-
-
-def parse_flat(values: dict[str, Any]) -> Any:
-    return load("train", None, [f"{key}={value}" for key, value in values.items()])
+        load("train", None, [*job, "strategy.kind=fsdp", "optimizer.kind=muon"])
+    several = [*job, "scaling.accelerator=A100", "scaling.num_workers=4"]
+    assert load("train", None, several).strategy.kind == "fsdp"
+    assert load("train", None, [*several, "optimizer.kind=muon"]).strategy.kind == "ddp"
