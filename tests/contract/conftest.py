@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.sdp_cluster import Manifest, helm_template, parsed
+from tests.contract.sdp_cluster import Manifest, Render, helm_template, parsed
 
 
 @pytest.fixture
-def render(tool: Callable[[str], Path]) -> Callable[..., list[Manifest]]:
+def render(tool: Callable[[str], Path]) -> Render:
     """`render("minimal", "groups.cpu=null")`: an example with settings over it, as a list of manifests."""
 
     def run(example: str, *settings: str, under: Path | None = None) -> list[Manifest]:

@@ -6,7 +6,7 @@ manifests of jobs with a cluster of their own.
 
 import re
 import subprocess
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ VALUES = {
 } | {"e2e": Path(__file__).parents[1] / "e2e" / "values.yaml"}
 
 Manifest = dict[str, Any]
+Render = Callable[..., list[Manifest]]
 FRACTION = re.compile(r"[^=]+=[0-9]+\.[0-9]+")
 
 
@@ -63,11 +64,8 @@ def one(manifests: list[Manifest], kind: str) -> Manifest:
 
 def pods(cluster: Manifest) -> dict[str, Manifest]:
     """The pod templates by group."""
-    spec = cluster["spec"]
-    return {
-        "head": spec["headGroupSpec"]["template"],
-        **{group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]},
-    }
+    workers = {group["groupName"]: group["template"] for group in cluster["spec"]["workerGroupSpecs"]}
+    return {"head": cluster["spec"]["headGroupSpec"]["template"], **workers}
 
 
 RENDERED = {example: Path(__file__).parent / "rendered" / f"{example}.yaml" for example in ("minimal", "efa", "full")}

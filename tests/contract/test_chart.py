@@ -20,6 +20,7 @@ from tests.contract.sdp_cluster import (
     RENDERED,
     VALUES,
     Manifest,
+    Render,
     manifest_of,
     one,
     own_cluster,
@@ -37,7 +38,6 @@ VOLCANO, OF_POD = "volcano.sh/queue-name", "scheduling.volcano.sh/queue-name"
 KAI = "kai.scheduler/queue"
 AUTOSCALER = ("autoscaler-tmp", "autoscaler-home")
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-Render = Callable[..., list[Manifest]]
 
 
 @pytest.fixture
@@ -68,8 +68,7 @@ def test_an_umbrella_chart_renders_both_charts(tool: Callable[[str], Path], tmp_
     exporter = {"exporter": {"image": {"repository": "registry.example.com/sdp/exporter"}}}
     values = {"sdp-cluster": yaml.safe_load(VALUES["minimal"].read_text()), "sdp-monitoring": exporter}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    command = [str(tool("helm")), "template", "umbrella", str(tmp_path)]
-    done = ended(command)
+    done = ended([tool("helm"), "template", "umbrella", tmp_path])
     assert done.returncode == 0, done.stderr
     assert {"RayCluster", "DaemonSet", "PrometheusRule"} <= {manifest["kind"] for manifest in parsed(done.stdout)}
 
@@ -179,26 +178,18 @@ def test_trainers_share_the_cpus_of_their_pod_to_compile(pod_specs: Callable[...
 
 def test_the_charts_own_labels_and_annotations_win(render: Render) -> None:
     """Pods are selected, and jobs placed, by them."""
-    mine = (
-        "podLabels.sdp/group=x",
-        "groups.a10g.labels.ray\\.io/accelerator-type=T4",
-        "labels.app\\.kubernetes\\.io/name=x",
-    )
+    labels = ("groups.a10g.labels.ray\\.io/accelerator-type=T4", "labels.app\\.kubernetes\\.io/name=x")
+    mine = ("podLabels.sdp/group=x", *labels)
     cluster, usual = (one(render("minimal", *settings), "RayCluster") for settings in (mine, ()))
     assert cluster["metadata"] == usual["metadata"]
-    labels = [[group["labels"] for group in each["spec"]["workerGroupSpecs"]] for each in (cluster, usual)]
-    assert labels[0] == labels[1]
+    own, expected = ([group["labels"] for group in each["spec"]["workerGroupSpecs"]] for each in (cluster, usual))
+    assert own == expected
     assert pods(cluster)["a10g"]["metadata"]["labels"]["sdp/group"] == "a10g"
 
 
 def test_nothing_is_rendered_that_was_not_asked_for(render: Render) -> None:
-    off = (
-        "networkPolicy.enabled=false",
-        "podDisruptionBudget=false",
-        "serviceAccount.create=false",
-        "serviceAccount.reader=false",
-    )
-    manifests = render("minimal", *off, *STATIC)
+    off = ("networkPolicy.enabled=false", "podDisruptionBudget=false", "serviceAccount.create=false")
+    manifests = render("minimal", *off, "serviceAccount.reader=false", *STATIC)
     assert sorted(manifest["kind"] for manifest in manifests) == ["ConfigMap", "RayCluster"]
     cluster = one(manifests, "RayCluster")
     assert "autoscalerOptions" not in cluster["spec"]
@@ -316,12 +307,9 @@ def test_each_manager_of_queues_finds_its_own_label_and_no_other(
         assert template["metadata"].get("annotations", {}).get(OF_POD) == queue, "Volcano reads a pod's annotation"
 
 
-H100 = {
-    "key": "nvidia.com/gpu.product",
-    "operator": "In",
-    "values": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"],
-}
-WITHOUT_GPU = {"key": "nvidia.com/gpu.product", "operator": "DoesNotExist"}
+PRODUCT = "nvidia.com/gpu.product"
+H100 = {"key": PRODUCT, "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"]}
+WITHOUT_GPU = {"key": PRODUCT, "operator": "DoesNotExist"}
 OWN_NODES = f"affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key=mine"
 
 
@@ -420,9 +408,7 @@ def test_a_job_s_own_cluster_has_the_pods_of_the_release_and_as_many_as_the_job_
     name, spec = job["metadata"]["name"], job["spec"]["rayClusterSpec"]
     assert {group["groupName"]: group["replicas"] for group in spec["workerGroupSpecs"]} == replicas
     assert all(group["minReplicas"] == group["maxReplicas"] == group["replicas"] for group in spec["workerGroupSpecs"])
-    assert spec.keys() == {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}, (
-        "Kueue takes no autoscaler"
-    )
+    assert spec.keys() == {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}, "Kueue takes no more"
     templates, expected_templates = pods({"spec": spec}), pods(release)
     for group, template in templates.items():
         labels = {"sdp/jobs-of": "sdp", "sdp/rayjob": name}

@@ -1,7 +1,7 @@
 """The chart's configurations of jobs: connected by storage.uri, and placed on its groups."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ import yaml
 
 from sdp.config import draft, parse
 from sdp.config.shared import Range
-from tests.contract.sdp_cluster import CHART, VALUES, Manifest, one
+from tests.contract.sdp_cluster import CHART, VALUES, Manifest, Render, one
 from tests.contract.test_kube_docs import values_of
 
 pytestmark = pytest.mark.needs("helm")
-Render = Callable[..., list[Manifest]]
 STATIC = "autoscaling.enabled=false groups.cpu.replicas=1 groups.a10g.replicas=8 groups.a100.replicas=4"
 """A cluster that does not grow, with what the chart's jobs ask for."""
 ON_CPU = {"ray.io/node-group": "in(cpu)"}
+OF_IMAGES = {"encode": {"accelerator": "A10G", "num_workers": 8}, "source.uri": "s3://my-bucket/sd2/images"}
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
 
 
@@ -63,11 +63,7 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
         ("train-online", "groups.a100.maxReplicas=1", {"scaling.num_workers": 8, "scaling.can_grow": True}),
         ("train-online", "jobs.train-online.scaling.num_workers=3", {"scaling.num_workers": 3}),
         ("train-online", "jobs.train-online.encode.accelerator=A100", {"scaling.num_workers": {"min": 16, "max": 24}}),
-        (
-            "train-online",
-            "groups.more.gpus=4 groups.more.accelerator=A100",
-            {"scaling.num_workers": {"min": 28, "max": 36}},
-        ),
+        ("train-online", "groups.b.gpus=4 groups.b.accelerator=A100", {"scaling.num_workers": {"min": 28, "max": 36}}),
         ("train", STATIC, {"scaling.can_grow": None}),
         # Encoders take what their accelerator's groups have, up to eight.
         ("process", "groups.a10g.maxReplicas=3", {"encode.num_workers": 3}),
@@ -79,24 +75,8 @@ def test_training_by_default_is_the_recipe_of_stable_diffusion_2(render: Render)
         ("evaluate", "jobs.evaluate.limit=9", {"scaling": {"accelerator": "A10G"}}),
         ("evaluate", "jobs.evaluate.scaling.accelerator=A100", {"scaling": {"accelerator": "A100"}}),
         ("evaluate", "jobs.generate=null jobs.evaluate.scaling.accelerator=gpu", {"scaling": {"accelerator": "gpu"}}),
-        (
-            "score",
-            "jobs.score.limit=9",
-            {
-                "encode": {"accelerator": "A10G", "num_workers": 8},
-                "source.uri": "s3://my-bucket/sd2/images",
-                "output.uri": "s3://my-bucket/sd2/scores",
-            },
-        ),
-        (
-            "caption",
-            "jobs.caption.captions.model=s3://bucket/vlm",
-            {
-                "encode": {"accelerator": "A10G", "num_workers": 8},
-                "source.uri": "s3://my-bucket/sd2/images",
-                "output.uri": "s3://my-bucket/sd2/captions",
-            },
-        ),
+        ("score", "jobs.score.limit=9", OF_IMAGES | {"output.uri": "s3://my-bucket/sd2/scores"}),
+        ("caption", "jobs.caption.captions.model=a/b", OF_IMAGES | {"output.uri": "s3://my-bucket/sd2/captions"}),
         ("score", "jobs.score.encode.accelerator=cpu", {"encode": {"accelerator": "cpu"}}),
         ("score", "jobs.score.limit=9 jobs.process=null", {"encode": {}}),
         # Downloads use the groups without GPUs at their full size: GPUs that they keep busy would never go.

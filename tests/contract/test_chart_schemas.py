@@ -15,7 +15,8 @@ import kubernetes.client
 import pytest
 import yaml
 
-from tests.contract.sdp_cluster import VALUES, Manifest, one, parsed, pods
+from tests.contract.sdp_cluster import VALUES, Manifest, Render, one, parsed, pods
+from tests.kit import write_files
 from tests.monitoring import chart as monitoring
 from tests.programs import ended
 
@@ -35,7 +36,6 @@ KINDS = {
 OPERATOR_S = {"PodMonitor", "PrometheusRule"}
 """Kinds of the Prometheus Operator, whose schemas are nowhere without a network."""
 Schema = dict[str, Any]
-Render = Callable[..., list[Manifest]]
 Judge = Callable[[str], tuple[int, list[str]]]
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -108,13 +108,9 @@ def schema_of_raycluster() -> Schema:
 
 @pytest.fixture(scope="module")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("schemas")
-    for kind, schema in {
-        "RayCluster": schema_of_raycluster(),
-        **{kind: schema_of(model) for kind, model in KINDS.items()},
-    }.items():
-        (folder / f"{kind.lower()}.json").write_text(json.dumps(schema))
-    return folder
+    by_kind = {kind: schema_of(model) for kind, model in KINDS.items()} | {"RayCluster": schema_of_raycluster()}
+    files = {f"{kind.lower()}.json": json.dumps(schema) for kind, schema in by_kind.items()}
+    return write_files(tmp_path_factory.mktemp("schemas"), files)
 
 
 @pytest.fixture
@@ -146,8 +142,8 @@ def test_an_api_server_would_take_it(render: Render, judged: Judge, example: str
 def test_strict_readers_take_the_manifests(tool: Callable[[str], Path], judged: Judge, tmp_path: Path) -> None:
     """They refuse a key that replaces one of a merged mapping."""
     manifests = [path for path in MANIFESTS.glob("*.yaml") if path.stem != "kustomization"]
-    command = [tool("kubeconform"), "-strict", "-ignore-missing-schemas", "-schema-location", tmp_path, *manifests]
-    done = ended(command)
+    options = ["-strict", "-ignore-missing-schemas", "-schema-location", tmp_path]
+    done = ended([tool("kubeconform"), *options, *manifests])
     assert (done.returncode, done.stdout) == (0, "")
     for path in MANIFESTS.glob("*-own-cluster.yaml"):
         job = yaml.safe_load(path.read_text())
@@ -214,14 +210,10 @@ def test_every_label_that_something_is_found_by_is_one_that_pods_have(render: Re
     manifests = render(example)
     cluster = one(manifests, "RayCluster")
     name = cluster["metadata"]["name"]
-    labels = {
-        group: {
-            **template["metadata"]["labels"],
-            "ray.io/cluster": name,
-            "ray.io/node-type": "head" if group == "head" else "worker",
-        }
-        for group, template in pods(cluster).items()
-    }
+    labels = {}
+    for group, template in pods(cluster).items():
+        kuberay_s = {"ray.io/cluster": name, "ray.io/node-type": "head" if group == "head" else "worker"}
+        labels[group] = template["metadata"]["labels"] | kuberay_s
 
     def selected(selector: Manifest) -> set[str]:
         return {group for group, has in labels.items() if selector["matchLabels"].items() <= has.items()}

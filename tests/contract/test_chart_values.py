@@ -63,10 +63,7 @@ def product(name: str) -> str:
         (f"nameOverride={'n' * 41}", "nameOverride: expected at most 40 lower-case letters"),
         ("groups=null", "groups: expected one or more, got none"),
         ("queue.manager=kueue", "queue: expected both manager and name, or neither"),
-        (
-            "jobs.generate.scaling.accelerator=L4",
-            "jobs.generate.scaling.accelerator: expected one that the groups have",
-        ),
+        ("jobs.generate.scaling.accelerator=L4", "jobs.generate.scaling.accelerator: expected one that the groups"),
         (
             "groups.a10g=null jobs.generate=null",
             "jobs.process.encode.accelerator: expected one that the groups have (A100), got A10G; add a group",
@@ -149,8 +146,7 @@ def test_each_job_s_defaults_and_examples_are_not_refused(tool: Callable[[str], 
 @NEEDS_HELM
 def test_the_exporters_image_must_be_the_users_own(tool: Callable[[str], Path]) -> None:
     """The project has no image of its own, neither for the exporter nor for the cluster."""
-    command = [str(tool("helm")), "template", "sdp", str(CHART.parent / "sdp-monitoring")]
-    done = ended(command)
+    done = ended([tool("helm"), "template", "sdp", CHART.parent / "sdp-monitoring"])
     assert "): exporter.image.repository: required if exporter.enabled is true" in done.stderr
 
 

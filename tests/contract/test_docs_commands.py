@@ -143,11 +143,7 @@ def test_every_job_has_a_whole_example() -> None:
 
 def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return a chart's values as Helm merges a file into them."""
-    both = {
-        key: merged(values[key], changes[key])
-        for key in values.keys() & changes.keys()
-        if isinstance(values[key], dict)
-    }
+    both = {key: merged(own, changes[key]) for key, own in values.items() if key in changes and isinstance(own, dict)}
     return {**values, **changes, **both}
 
 

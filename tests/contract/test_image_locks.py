@@ -61,8 +61,7 @@ def test_the_ray_image_contains_the_requirements_of_sdp_and_its_extras() -> None
 def test_an_efa_installer_without_its_digest_is_refused_before_anything_is_built() -> None:
     environment = {**os.environ, "EFA_INSTALLER": "1.43.2"}
     environment.pop("EFA_SHA256", None)
-    command = ["sh", "scripts/build_images.sh", "registry.example", "ray"]
-    done = ended(command, cwd=ROOT, env=environment)
+    done = ended(["sh", "scripts/build_images.sh", "registry.example", "ray"], cwd=ROOT, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("build_images: EFA_SHA256: expected the SHA-256 of AWS's archive, got nothing; ")
 
@@ -70,10 +69,8 @@ def test_an_efa_installer_without_its_digest_is_refused_before_anything_is_built
 def test_the_efa_installer_runs_only_after_its_digest_was_checked() -> None:
     """The Dockerfile's own commands, with a downloaded archive of another content."""
     (step,) = re.findall(r'RUN (\[ -z "\$EFA_INSTALLER" \].+)', dockerfile("ray"))
-    assert step.index('[ -n "$EFA_SHA256" ]') < step.index("wget")
-    assert (
-        step.index("wget") < step.index("sha256sum --check") < step.index("tar -xzf") < step.index("efa_installer.sh")
-    )
+    words = ('[ -n "$EFA_SHA256" ]', "wget", "sha256sum --check", "tar -xzf", "efa_installer.sh")
+    assert [step.index(word) for word in words] == sorted(map(step.index, words))
     prefix = step[: step.index("tar -xzf")].replace("cd /tmp;", "").replace("wget ", "touch efa.tar.gz; : ")
     for digest, message in (("", "EFA_SHA256: expected"), ("0" * 64, "")):
         environment = {"PATH": os.defpath, "EFA_INSTALLER": "1", "EFA_SHA256": digest}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -53,23 +54,19 @@ def complaints(expressions: Iterable[chart.Expression]) -> list[str]:
     recorded = {rule["record"] for rule in chart.rules("record")}
     problems = []
     for expression in expressions:
-        text = expression.filled()
+        where, text = expression.where, expression.filled()
         known = set(TARGET | DERIVED)
         for selector in promql.selectors(text):
             for name in selector.names:
                 own = TARGET | DERIVED if name in recorded else labels_of(name)
                 if own is None:
-                    problems.append(f"{expression.where}: {name}: no such metric")
+                    problems.append(f"{where}: {name}: no such metric")
                     continue
                 known |= own
-                problems += [
-                    f"{expression.where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)
-                ]
+                problems += [f"{where}: {name}: no label {label}" for label in sorted(selector.labels - own - TARGET)]
         if any(name in recorded for selector in promql.selectors(text) for name in selector.names):
             known |= {"gpu", "uuid", "product", "process"}
-        problems += [
-            f"{expression.where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)
-        ]
+        problems += [f"{where}: nobody has {label}" for label in sorted(promql.labels_of_lists(text) - known)]
     return problems
 
 
@@ -83,8 +80,7 @@ def test_every_expression_parses(tool: Callable[[str], Path], tmp_path: Path) ->
     rules = [{"record": f"panel:{number}", "expr": query.filled()} for number, query in enumerate(chart.queries())]
     path = tmp_path / "panels.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    files = [str(path), *map(str, sorted((CHART / "rules").glob("*.yaml")))]
-    done = ended([tool("promtool"), "check", "rules", *files])
+    done = ended([tool("promtool"), "check", "rules", path, *sorted((CHART / "rules").glob("*.yaml"))])
     assert done.returncode == 0, done.stderr
     assert len(rules) > 100
 
@@ -95,8 +91,7 @@ def test_each_alert_fires_where_it_should_and_not_where_it_should_not(
 ) -> None:
     for path in [*(CHART / "rules").glob("*.yaml"), UNIT_TESTS]:
         (tmp_path / path.name).write_text(path.read_text())
-    command = [str(tool("promtool")), "test", "rules", str(tmp_path / UNIT_TESTS.name)]
-    done = ended(command)
+    done = ended([tool("promtool"), "test", "rules", tmp_path / UNIT_TESTS.name])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -146,12 +141,8 @@ def test_a_dashboard_has_its_variables_and_answers_in_its_first_row(name: str) -
 def test_panels_of_a_dashboard_do_not_overlap_and_only_the_end_of_a_row_has_room(name: str) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in chart.laid_out(chart.dashboards()[name]):
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
+        x, y, width, height = (panel["gridPos"][key] for key in "xywh")
+        cells = set(product(range(x, x + width), range(y, y + height)))
         assert not cells & taken, panel["title"]
         taken |= cells
     for y in {y for _, y in taken}:
@@ -242,10 +233,8 @@ def test_the_exporter_has_the_volumes_that_it_is_given_beside_its_own(render: Re
 def test_the_exporter_takes_the_arguments_that_it_is_given(render: Render) -> None:
     from sdp.exporter.__main__ import make_parser
 
-    settings = ["exporter.extraArgs={--log-level=debug}"]
-    settings += ["exporter.address=::", "ray.interval=1m30s", "ray.scrapeTimeout=80s"]
-    settings += ["exporter.timeoutSeconds=3"]
-    manifests = render(*settings)
+    settings = ["exporter.extraArgs={--log-level=debug}", "exporter.address=::", "exporter.timeoutSeconds=3"]
+    manifests = render(*settings, "ray.interval=1m30s", "ray.scrapeTimeout=80s")
     pod = one(manifests, "DaemonSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "sdp.exporter"]
@@ -381,10 +370,7 @@ def test_without_the_operator_there_are_annotations_and_a_configuration_that_say
     ("settings", "kinds"),
     [
         (["exporter.enabled=false"], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
-        (
-            ["exporter.enabled=false", "ray.enabled=false", "operator.enabled=false"],
-            {"PrometheusRule", "ConfigMap"},
-        ),
+        (["exporter.enabled=false", "ray.enabled=false", "operator.enabled=false"], {"PrometheusRule", "ConfigMap"}),
         (["exporter.enabled=false", "exporter.image.repository="], {"PodMonitor", "PrometheusRule", "ConfigMap"}),
         (["rules.enabled=false", "dashboards.enabled=false"], {"PodMonitor", "DaemonSet", "NetworkPolicy"}),
     ],
@@ -401,17 +387,11 @@ def test_nothing_is_rendered_that_was_not_asked_for(render: Render, settings: li
         ("exporter.portt=1", "'portt' not allowed"),
         ("exporter.runAsUser=null", "missing property 'runAsUser'"),  # which nothing but root would be
         ("mode=null", "missing property 'mode'"),
-        (
-            "rules.alerts.SdpSpiling.enabled=false",
-            "rules.alerts.SdpSpiling: no such alert; the alerts are SdpCheckpointLate",
-        ),
+        ("rules.alerts.SdpSpiling.for=3h", "rules.alerts.SdpSpiling: no such alert; the alerts are SdpCheckpointLate"),
         ("ray.scrapeTimeout=20s", "ray.scrapeTimeout: expected at most ray.interval (15s), got 20s"),
         ("exporter.interval=9500ms", "exporter.scrapeTimeout: expected at most exporter.interval (9500ms), got 10s"),
         ("exporter.timeoutSeconds=10", "exporter.timeoutSeconds: expected less than exporter.scrapeTimeout (10s)"),
-        (
-            "exporter.podLabels.app\\.kubernetes\\.io/name=mine",
-            "exporter.podLabels: app.kubernetes.io/name is the chart's own",
-        ),
+        ("exporter.podLabels.app\\.kubernetes\\.io/name=x", "exporter.podLabels: app.kubernetes.io/name is the chart"),
         ("nameOverride=" + "n" * 41, "nameOverride: expected at most 40 characters"),
     ],
 )

@@ -20,9 +20,7 @@ from scripts.import_rules import ROOT, read_sources
 from sdp.ray import internals
 from tests.programs import ended
 
-DEVELOPERS = {
-    name for name, value in vars(Dataset).items() if "DEVELOPER" in str(getattr(value, "_annotated_type", ""))
-}
+DEVELOPERS = {name for name, part in vars(Dataset).items() if "DEVELOPER" in str(getattr(part, "_annotated_type", ""))}
 
 
 def uses(text: str) -> Iterator[tuple[int, str]]:
@@ -57,10 +55,9 @@ def is_public(name: str) -> bool:
 
 
 def test_only_one_file_uses_what_is_private_in_ray() -> None:
-    sources = read_sources(ROOT)
     private = {
         path: sorted(f"{line}: {name}" for line, name in uses(text) if not is_public(name))
-        for path, text in sources.items()
+        for path, text in read_sources(ROOT).items()
     }
     assert len(private.pop("sdp/ray/internals.py")) > 10, "the search still sees them"
     assert not {path: names for path, names in private.items() if names}

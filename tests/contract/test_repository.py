@@ -68,10 +68,8 @@ def test_make_without_arguments_lists_every_command_with_its_purpose() -> None:
 def test_the_readme_gives_the_commands_that_ci_runs() -> None:
     commands = re.findall(r"^(?:within \d+ )?make (\w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert {"check", "test"} <= set(commands)
-    readme = (ROOT / "README.md").read_text()
-    assert [
-        command for command in commands if f"make {command} " not in readme and f"make {command}\n" not in readme
-    ] == []
+    readme = (ROOT / "README.md").read_text().replace("\n", " ")
+    assert [command for command in commands if f"make {command} " not in readme] == []
 
 
 def test_the_readme_names_all_commands_and_no_others() -> None:
@@ -119,16 +117,10 @@ def test_the_version_is_the_same_everywhere_and_the_changelog_is_open_for_more()
 
 
 def test_tests_lie_in_the_six_folders_and_their_names_are_sentences() -> None:
+    folders = {"unit", "contract", "integration", "hosts", "outside", "e2e"}
     astray, mumbled = [], []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        if path.relative_to(ROOT / "tests").parts[0] not in {
-            "unit",
-            "contract",
-            "integration",
-            "hosts",
-            "outside",
-            "e2e",
-        }:
+        if path.relative_to(ROOT / "tests").parts[0] not in folders:
             astray.append(named(path))
         for function in ast.parse(path.read_text()).body:
             name = getattr(function, "name", "")
@@ -150,11 +142,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_all_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    package = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "sdp").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    files = [path for path in (ROOT / "sdp").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    package = {named(path) for path in files}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == package
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from scripts import release_notes
+from tests.kit import write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -46,14 +47,10 @@ def test_a_workflow_may_write_only_where_it_says_so(path: Path) -> None:
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     """A repository in which everything has version 1.2.3, with notes."""
-    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
-    for chart in ("one", "two"):
-        (tmp_path / "charts" / chart).mkdir(parents=True)
-        (tmp_path / "charts" / chart / "Chart.yaml").write_text("version: 1.2.3\n")
-    (tmp_path / "CHANGELOG.md").write_text(
-        "# C\n\n## [Unreleased]\n\n- x\n\n## [1.2.3] - 2026-01-01\n\n- y\n\n## [1.2.2]\n\n- z\n"
-    )
-    return tmp_path
+    charts = {f"charts/{chart}/Chart.yaml": "version: 1.2.3\n" for chart in ("one", "two")}
+    changes = "# C\n\n## [Unreleased]\n\n- x\n\n## [1.2.3] - 2026-01-01\n\n- y\n\n## [1.2.2]\n\n- z\n"
+    files = {"pyproject.toml": '[project]\nversion = "1.2.3"\n', "CHANGELOG.md": changes}
+    return write_files(tmp_path, files | charts)
 
 
 def test_a_release_takes_its_own_section_of_the_changelog(release: Path) -> None:
