@@ -19,6 +19,7 @@ from sdp.console import SUBMITTED_ENV
 from sdp.kube import mounted as kube_mounted
 from sdp.kube.leave import LEAVING, leave, supervises
 from sdp.supervisor import supervise
+from tests.kit import write_files
 from tests.kube_server import CORE, NAMESPACE, KubeServer
 from tests.waiting import until
 
@@ -185,26 +186,26 @@ def test_the_ends_of_logs_are_saved_to_the_output_after_each_run(
     assert (saved / "worker-1.log").read_bytes() == b"Segmentation fault"
 
 
+def process_of(source: Path, folder: Path) -> str:
+    """Write the configuration of a job that reads a source; return its file."""
+    text = f"source: {{uri: {source}}}\noutput: {{uri: {folder / 'out'}}}\nmodel: {{source: builtin:tiny}}\n"
+    return str(write_files(folder, {"process.yaml": text}) / "process.yaml")
+
+
 def test_a_job_that_waits_for_its_input_starts_when_that_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    images, config = tmp_path / "images", tmp_path / "process.yaml"
-    config.write_text(
-        f"source: {{uri: {tmp_path / 'other'}}}\noutput: {{uri: {tmp_path / 'latents'}}}\n"
-        "model: {source: builtin:tiny}\n"
-    )
+    images, manifest = tmp_path / "images", tmp_path / "images/_manifest.json"
     complete_at_start: list[bool] = []
     monkeypatch.setattr(supervisor, "POLL_S", 0.01)
-    monkeypatch.setattr(
-        supervisor, "supervise", lambda *_: complete_at_start.append((images / "_manifest.json").exists()) or 0
-    )
-    words = ["--wait-for-input", "process", "--config", str(config), "--set", f"source.uri={images}"]
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: complete_at_start.append(manifest.exists()) or 0)
+    config = process_of(tmp_path / "other", tmp_path)
+    words = ["--wait-for-input", "process", "--config", config, "--set", f"source.uri={images}"]
     job = threading.Thread(target=supervisor.main, args=(words,))
     job.start()
     until(lambda: f"for {images} to be complete" in capsys.readouterr().err, "the line that says what it waits for")
     assert not complete_at_start
-    images.mkdir()
-    (images / "_manifest.json").write_text("{}")
+    write_files(images, {manifest.name: "{}"})
     job.join(60)
     assert complete_at_start == [True]
 
@@ -222,39 +223,29 @@ def test_a_jobs_hints_name_the_command_that_submits_it_to_its_cluster(monkeypatc
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KubeServer, Path]]:
     """Yield an API server with the ConfigMap `lab`, and the file of an older one in a head's pod."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # which is not for the API server
-    folder, reader, kube = tmp_path / "jobs", tmp_path / "reader", KubeServer()
-    folder.mkdir()
-    reader.mkdir()
+    reader, kube = tmp_path / "reader", KubeServer()
     kube.put(f"{CORE}/configmaps/lab", {"data": {"download.yaml": "limit: 2\n"}})
     files = {"jobs": "lab", "token": kube.token, "namespace": NAMESPACE, "ca.crt": kube.authority}
-    for name, text in files.items():
-        (reader / name).write_text(text)
     monkeypatch.setattr(kube_mounted, "SERVER", f"https://127.0.0.1:{kube.port}")
-    file = folder / "download.yaml"
-    file.write_text("limit: 1\n")
-    monkeypatch.setattr(kube_mounted, "JOBS_FOLDER", str(folder))
-    monkeypatch.setattr(kube_mounted, "READER", reader)
+    file = write_files(tmp_path / "jobs", {"download.yaml": "limit: 1\n"}) / "download.yaml"
+    monkeypatch.setattr(kube_mounted, "JOBS_FOLDER", str(file.parent))
+    monkeypatch.setattr(kube_mounted, "READER", write_files(reader, files))
     monkeypatch.setattr(kube_mounted, "ASK_S", 0.01)
     monkeypatch.setattr(supervisor, "supervise", lambda *_: int(file.read_text()[-2]) if file.exists() else 0)
     yield kube, file
     kube.close()
 
 
-def begun(file: Path) -> tuple[threading.Thread, list[int]]:
-    """Start a supervisor of a file's job in a thread; return its exit code in a list, once it has one."""
-    ends: list[int] = []
-
-    def run() -> None:
-        ends.append(supervisor.main(["download", "--config", str(file)]))
-
-    job = threading.Thread(target=run)
-    job.start()
-    return job, ends
+def end_of(file: Path) -> int:
+    """Supervise a file's job to its end, and return its exit code."""
+    return supervisor.main(["download", "--config", str(file)])
 
 
 def test_a_job_waits_for_the_configuration_that_the_pod_does_not_have_yet(mounted: tuple[KubeServer, Path]) -> None:
     kube, file = mounted
-    job, ends = begun(file)
+    ends: list[int] = []
+    job = threading.Thread(target=lambda: ends.append(end_of(file)))
+    job.start()
     until(lambda: kube.asked("GET", "configmaps") > 2, "a third look")
     kube.fault("GET", "configmaps", 503, times=5)  # the API server is replaced meanwhile
     until(lambda: kube.asked("GET", "configmaps") > 12, "looks after that")
@@ -268,9 +259,7 @@ def test_a_file_that_the_config_map_does_not_have_is_left_to_the_job(mounted: tu
     kube, file = mounted
     kube.put(f"{CORE}/configmaps/lab", {})
     file.unlink()
-    job, ends = begun(file)
-    job.join(60)
-    assert ends == [0]
+    assert end_of(file) == 0
 
 
 def test_a_configuration_that_is_never_renewed_ends_the_job(
@@ -278,9 +267,7 @@ def test_a_configuration_that_is_never_renewed_ends_the_job(
 ) -> None:
     monkeypatch.setattr(kube_mounted, "RENEWED_S", 0.1)
     _, file = mounted
-    job, ends = begun(file)
-    job.join(60)
-    assert ends == [1]
+    assert end_of(file) == 1
     assert f"{file} is older than its ConfigMap, and its node does not renew it" in capsys.readouterr().err
 
 
@@ -293,19 +280,14 @@ def test_a_job_that_may_not_ask_for_its_configuration_runs(
         kube.denied.add(("get", "configmaps"))
     else:
         (kube_mounted.READER / "token").unlink()
-    job, ends = begun(file)
-    job.join(60)
-    assert ends == [1]
+    assert end_of(file) == 1
     says = f"{file} may be older than the chart's release (the API server: HTTP Error 403"
     assert (says in capsys.readouterr().err) == (without == "rights")
 
 
 def test_a_head_that_leaves_does_not_end_a_waiting_job(tmp_path: Path) -> None:
-    config = tmp_path / "process.yaml"
-    config.write_text(
-        f"source: {{uri: {tmp_path / 'in'}}}\noutput: {{uri: {tmp_path / 'out'}}}\nmodel: {{source: builtin:tiny}}\n"
-    )
-    words = ["-m", "sdp.supervisor", "--wait-for-input", "process", "--config", str(config)]
+    config = process_of(tmp_path / "in", tmp_path)
+    words = ["-m", "sdp.supervisor", "--wait-for-input", "process", "--config", config]
     with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE) as process:
         try:
             assert "process is waiting: for" in next_line(process)
