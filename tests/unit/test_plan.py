@@ -1,13 +1,10 @@
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from sdp.cli import main
-from sdp.config import draft
-from sdp.config.train import PricesConfig, TrainConfig
 from sdp.errors import ConfigError
 from sdp.model.sources import resolve
 from sdp.plan import make, presets, show
@@ -17,6 +14,8 @@ from sdp.plan.prices import load_prices, own_file, reference
 from sdp.plan.speeds import Speeds
 from sdp.train.settle import _known_prices
 from tests.kit import write_files
+from tests.programs import ended
+from tests.unit.test_plan_memory import train
 
 PRICES = load_prices(None)
 SD2 = ["scaling.num_workers=32", "data.global_batch_size=2048", "phase_2.max_steps=850000", "phase_2.resolution=512"]
@@ -24,9 +23,7 @@ FAST = ["strategy.kind=fsdp", "strategy.compile=true"]
 
 
 def work(*settings: str, **options: str | int | Path) -> PlannedTraining:
-    config = draft("train", None, settings).config
-    assert isinstance(config, TrainConfig)
-    return make.training(config, PRICES, **options)  # type: ignore[arg-type]
+    return make.training(train(*settings), PRICES, **options)  # type: ignore[arg-type]
 
 
 def plan_of(*settings: str, **options: str | int) -> Plan:
@@ -97,9 +94,8 @@ def test_an_offline_plan_counts_encoding_captions_and_storage() -> None:
     plan = plan_of(*SD2, *FAST, trainers="4xp4de.24xlarge")
     assert [stage.name for stage in plan.stages] == ["process", "phase 1", "captions", "phase 2", "captions"]
     assert plan.stored == 1_126_400_000 * (8_192 + 32_768 + 154)
-    assert plan.cost == pytest.approx(
-        sum(stage.cost for stage in plan.stages) + plan.stored / 1e9 * 0.023 * plan.hours / 730
-    )
+    storage = plan.stored / 1e9 * 0.023 * plan.hours / 730
+    assert plan.cost == pytest.approx(sum(stage.cost for stage in plan.stages) + storage)
     # The text encoder's forward pass takes 45 GFLOP a caption, the U-Net's step 539 at 256 px.
     _, phase, captions, *_ = plan.stages
     assert captions.gpu_hours / phase.gpu_hours == pytest.approx(45 / 539)
@@ -119,11 +115,11 @@ def test_an_offline_plan_counts_encoding_captions_and_storage() -> None:
 def test_online_training_is_as_fast_as_the_slower_of_trainers_and_encoders() -> None:
     assert [encoders_needed(speed, 4075 / 40) for speed in (4075, 4076)] == [40, 41]
     online = ["data.mode=online", "scaling.num_workers=32"]
-    train = [plan_of(*online, encoders=f"{n}xg5.2xlarge").stages[0] for n in (10, 20, 40, 60)]
-    assert [stage.limit for stage in train] == ["encoders", "encoders", "trainers", "trainers"]
-    assert train[1].rate == pytest.approx(2 * train[0].rate)
-    assert train[2].rate == train[3].rate == pytest.approx(4068, rel=0.001)
-    assert train[3].cost > train[2].cost
+    stages = [plan_of(*online, encoders=f"{n}xg5.2xlarge").stages[0] for n in (10, 20, 40, 60)]
+    assert [stage.limit for stage in stages] == ["encoders", "encoders", "trainers", "trainers"]
+    assert stages[1].rate == pytest.approx(2 * stages[0].rate)
+    assert stages[2].rate == stages[3].rate == pytest.approx(4068, rel=0.001)
+    assert stages[3].cost > stages[2].cost
 
 
 def test_collocated_training_on_an_a100_is_as_slow_as_the_articles_data_loader() -> None:
@@ -150,9 +146,9 @@ def test_a_file_of_prices_replaces_ours_and_its_newest_row_counts(
     file.write_text(f"{own_file('prices.yaml').read_text()}  - {{instance: p4de.24xlarge, per_hour: 8.0, {row}}}\n")
     settings = [word for setting in SD2 for word in ("--set", setting)]
     assert "p4de.24xlarge, 8 USD an hour: 2026-11-01, ours" in text_of(capsys, *settings, "--prices", str(file))
-    train = make.plans(work(*SD2), load_prices(str(file)))[0].stages[1]
-    assert train.groups[0].per_hour == 32.0
-    assert train.cost == pytest.approx(train.hours * 32.0)
+    stage = make.plans(work(*SD2), load_prices(str(file)))[0].stages[1]
+    assert stage.groups[0].per_hour == 32.0
+    assert stage.cost == pytest.approx(stage.hours * 32.0)
 
 
 @pytest.mark.parametrize(
@@ -181,19 +177,14 @@ def test_a_wrong_price_is_one_line_that_names_the_row(
 def test_an_hour_costs_a_gpus_share_of_the_instance_and_nothing_without_a_known_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def priced(*settings: str) -> PricesConfig:
-        config = draft("train", None, settings).config
-        assert isinstance(config, TrainConfig)
-        return _known_prices(config)
-
-    both = priced("prices.trainer_hour=p4de.24xlarge", "prices.encoder_hour=g5.2xlarge")
+    both = _known_prices(train("prices.trainer_hour=p4de.24xlarge", "prices.encoder_hour=g5.2xlarge"))
     assert (both.trainer_hour, both.encoder_hour) == pytest.approx((27.4471 / 8, 1.212))
-    assert priced("prices.trainer_hour=2").trainer_hour == 2
+    assert _known_prices(train("prices.trainer_hour=2")).trainer_hour == 2
     assert capsys.readouterr().err == ""
-    assert priced("prices.trainer_hour=p5e.48xlarge").trainer_hour is None
+    assert _known_prices(train("prices.trainer_hour=p5e.48xlarge")).trainer_hour is None
     assert "no known price of p5e.48xlarge, so none counts; set a number" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="max_cost: expected null while no price of a2-highgpu-8g is known"):
-        priced("prices.trainer_hour=a2-highgpu-8g", "max_cost=9")
+        _known_prices(train("prices.trainer_hour=a2-highgpu-8g", "max_cost=9"))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -306,7 +297,7 @@ def test_a_plan_loads_neither_torch_nor_ray() -> None:
     code = "import sys; from sdp.cli import main\n"
     code += "assert not any(main(['plan', job, '--rows', '9']) for job in ('train', 'process', 'download'))\n"
     code += "assert not {'torch', 'ray'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=120)
+    ended([sys.executable, "-c", code], check=True)
 
 
 def test_a_plan_of_another_family_says_whose_figures_it_has(capsys: pytest.CaptureFixture[str]) -> None:
