@@ -20,6 +20,7 @@ from sdp.sources.groups import RowGroup
 from sdp.sources.pieces import Piece, Planner
 from sdp.sources.reading import Columns, addresses, read_piece
 from sdp.storage import list_source, open_storage
+from tests.kit import write_files
 from tests.process_kit import every_tenth, images_table, make_images, picture, write_plain
 
 
@@ -37,9 +38,7 @@ def over_plain(root: Path, unit_rows: int = 20) -> Output:
 
 def all_rows(output: Output, planner: Planner) -> list[list[int]]:
     """The addresses of each unit, as its pieces give them."""
-    return [
-        [source.row for piece in planner(work) for source in read_piece(piece, Columns())] for work in output.pending()
-    ]
+    return [[row.row for piece in planner(work) for row in read_piece(piece, Columns())] for work in output.pending()]
 
 
 @pytest.mark.parametrize("piece_rows", [1, 7, 16, 1000])
@@ -119,15 +118,11 @@ def test_a_rows_image_key_and_caption_come_with_it(tmp_path: Path) -> None:
 
 
 def test_columns_of_other_names_and_the_hubs_structs_are_read(tmp_path: Path) -> None:
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    structs = pa.array(
-        [{"bytes": picture(0), "path": "a.jpg"}, None, {"path": "b.jpg"}],
-        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
-    )
-    pq.write_table(pa.table({"img": structs, "TEXT": ["a", None, "c"]}), folder / "a.parquet")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    structs = pa.array([{"bytes": picture(0), "path": "a.jpg"}, None, {"path": "b.jpg"}], kind)
+    pq.write_table(pa.table({"img": structs, "TEXT": ["a", None, "c"]}), tmp_path / "a.parquet")
     output = open_output(open_storage(str(tmp_path / "out")), Head("latents", 10, False, {}))
-    output = freeze_source(output, list_source(str(folder)), ["img", "TEXT"])
+    output = freeze_source(output, list_source(str(tmp_path / "a.parquet")), ["img", "TEXT"])
     (piece,) = Planner(output.index, None, 10)(output.pending()[0])
     first, second, third = read_piece(piece, Columns("img", "TEXT"))
     assert first.image is not None
@@ -149,18 +144,12 @@ def test_captions_in_bytes_are_decoded_and_other_values_are_none(tmp_path: Path,
     assert [row.caption for row in read_piece(piece, Columns())] == ["a cat", "ein Kätzchen", None, None]
 
 
-def test_only_the_rows_asked_for_are_given(tmp_path: Path) -> None:
+def test_only_the_rows_asked_for_are_given_and_addresses_without_images(tmp_path: Path) -> None:
     output, upstream = over_images(tmp_path, rows=30)
     (work,) = output.pending()
     (piece,) = Planner(output.index, upstream, 1000)(work)
     asked = np.array([3, 7, 12], np.int64)
     assert [row.row for row in read_piece(piece, Columns(), only=asked)] == [3, 12]
-
-
-def test_a_pieces_addresses_are_read_without_its_images(tmp_path: Path) -> None:
-    output, upstream = over_images(tmp_path, rows=30)
-    (work,) = output.pending()
-    (piece,) = Planner(output.index, upstream, 1000)(work)
     assert addresses(piece).tolist() == [row for row in range(30) if not every_tenth(row)]
     assert [addresses(part).tolist() for part in piece.cut(27)] == [[r] for r in range(30) if not every_tenth(r)]
 
@@ -175,9 +164,7 @@ def test_no_more_is_read_ahead_than_memory_should_hold(
         output = over_plain(tmp_path)
         monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
     else:
-        folder.mkdir()
-        for number in range(20):
-            (folder / f"{number:02}.png").write_bytes(picture(number))
+        write_files(folder, {f"{number:02}.png": picture(number) for number in range(20)})
         output = open_output(open_storage(str(tmp_path / "out")), Head("latents", 20, False, {}))
         output = freeze_files(output, list_source(str(folder), suffixes=(".png",)))
         monkeypatch.setattr(reading, "_AHEAD_BYTES", 0)
