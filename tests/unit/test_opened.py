@@ -22,10 +22,8 @@ def test_a_datasets_rows_are_those_that_count_and_its_failures_have_names(tmp_pa
     tombstones.add(dataset.storage, [Takedown("row", str(written[0]))])
     images = sdp.open(str(tmp_path / "images"))
     assert [row["row"] for row in images.rows()] == written[1:]
-    assert images.table(["url"]).to_pydict() == {
-        "row": written[1:],
-        "url": [f"http://host/{row}" for row in written[1:]],
-    }
+    urls = [f"http://host/{row}" for row in written[1:]]
+    assert images.table(["url"]).to_pydict() == {"row": written[1:], "url": urls}
     failures = images.failures()
     assert failures["row"].to_pylist() == [row for row in range(42) if row % 7 == 3]
     first = {"row": 3, "reason": "http_status", "detail": "404", "attempts": 1, "name": None}

@@ -112,9 +112,8 @@ def test_whole_files_of_every_form_are_read(tmp_path: Path) -> None:
     }
     for form in product(*forms.values()):
         path = tmp_path / "a.parquet"
-        pq.write_table(
-            table, path, data_page_size=5_000, write_page_checksum=True, **dict(zip(forms, form, strict=True))
-        )
+        options = dict(zip(forms, form, strict=True))
+        pq.write_table(table, path, data_page_size=5_000, write_page_checksum=True, **options)
         for buffered in (False, True):
             file = open_parquet(str(path), None, table.column_names, pre_buffer=buffered)
             assert sum(batch.num_rows for batch in iter_tables(file, table.column_names)) == rows

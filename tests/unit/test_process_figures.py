@@ -18,7 +18,7 @@ from sdp.telemetry.catalogue import CATALOGUE
 from tests.registry import RegistryBackend
 
 
-def running(**changed: object) -> ProcessFigures:
+def running(**changed: Any) -> ProcessFigures:
     figures = ProcessFigures(
         rows_total=1000,
         images_total=3000,
@@ -31,9 +31,7 @@ def running(**changed: object) -> ProcessFigures:
         idle_s=41.0,
         elapsed_s=50.0,
     )
-    for name, value in changed.items():
-        setattr(figures, name, value)
-    return figures
+    return replace(figures, **changed)
 
 
 def transformed(seconds: float, reading_s: float = 0.0) -> State:
@@ -120,6 +118,5 @@ def test_the_same_figures_are_metrics() -> None:
     assert value("sdp_process_reading_seconds_total") == 30
     assert value("sdp_process_encoders") == 2
     names = {family.name for family in registry.collect()}
-    assert names >= {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")} - {
-        "sdp_process_info"
-    }
+    of_process = {name.removesuffix("_total") for name in CATALOGUE if name.startswith("sdp_process_")}
+    assert names >= of_process - {"sdp_process_info"}

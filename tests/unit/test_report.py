@@ -144,10 +144,8 @@ def test_a_picture_that_cannot_be_decoded_is_a_problem_and_the_others_are_shown(
     run.publish("profile/summary.txt", b"\xff")
     (section,) = gather([str(tmp_path / "run")], pictures=10)
     damaged = [line for line in section.problems if "not a picture that sdp decodes" in line]
-    assert [line.split(": ")[0] for line in damaged] == [
-        f"{run.uri}/samples/step-000000004/000.png",
-        f"{run.uri}/drawn/x.png",
-    ]
+    files = ["samples/step-000000004/000.png", "drawn/x.png"]
+    assert [line.split(": ")[0] for line in damaged] == [run.uri_of(file) for file in files]
     galleries = [block for block in section.blocks if isinstance(block, page.Gallery)]
     assert [gallery.rows for gallery in galleries] == [[("b", [page.Tile(picture("red"), "b", "step 4", "")])], []]
 

@@ -68,10 +68,7 @@ def key_of(access: S3Access) -> str | None:
     ("env", "method"),
     [
         ({**KEYS, "AWS_PROFILE": "lab"}, "env"),
-        (
-            {"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
-            "assume-role-with-web-identity",
-        ),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/t", "AWS_ROLE_ARN": "arn:aws:iam::1:role"}, "assume-role-with-web-identity"),
         ({"AWS_PROFILE": "lab"}, "shared-credentials-file"),
     ],
 )

@@ -17,9 +17,8 @@ AT = "Error performing GET http://127.0.0.1:7070/bucket/key in 1.2ms"
 
 def answered(status: str, code: str = "") -> str:
     body = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>m</Message></Error>' if code else ""
-    return (
-        f"Generic S3 error: {AT} - Server returned non-2xx status code: {status}: {body}\n\nDebug source:\nGeneric {{}}"
-    )
+    line = f"Generic S3 error: {AT} - Server returned non-2xx status code: {status}: {body}"
+    return f"{line}\n\nDebug source:\nGeneric {{}}"
 
 
 def transport(kind: str, detail: str) -> str:

@@ -47,9 +47,7 @@ def test_files_folders_and_patterns(top: Path, uri: str, names: list[str]) -> No
     assert files_at(top, uri) == names
 
 
-@pytest.mark.parametrize(
-    "uri", ["{top}/none.parquet", "{top}/none", "{top}/*.csv", "{top}/none/*", "{top}/_temporary/deep"]
-)
+@pytest.mark.parametrize("uri", ["{top}/no.parquet", "{top}/no", "{top}/*.csv", "{top}/no/*", "{top}/_temporary/deep"])
 def test_a_uri_that_means_nothing_is_not_found(top: Path, uri: str) -> None:
     with pytest.raises(NotFound) as caught:
         list_source(uri.format(top=top))

@@ -36,9 +36,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize(
-    "path", ["/x.parquet", "/a%20b/%C3%BC%25.parquet", "/signed?sig=a%2Fb&x=1", "/old", "/nameless"]
-)
+@pytest.mark.parametrize("path", ["/x", "/a%20b/%C3%BC%25.parquet", "/signed?sig=a%2Fb&x=1", "/old", "/nameless"])
 def test_a_file_is_read_from_its_address(server: Server, path: str) -> None:
     file = open_source(server.address + path, OPTIONS)
     assert file.size() == len(CONTENT)

@@ -245,9 +245,7 @@ def test_an_audit_by_url_accepts_any_form_and_finds_written_rows(tmp_path: Path)
     tombstones.add(images, [url(12), url(10)])
     (trace,) = audit([images.uri], value=url(12))
     assert (trace.taken_down, trace.datasets[0]["outcome"]) == (True, "taken_down")
-    with pytest.raises(
-        DatasetError, match=r"no written row with url http://host/10 in .*images; it is listed as taken"
-    ):
+    with pytest.raises(DatasetError, match=r"no written row with url http://host/10 in .*; it is listed as taken down"):
         audit([images.uri], value=url(10))
 
 

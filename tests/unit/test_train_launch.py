@@ -109,12 +109,8 @@ def test_nccl_uses_the_gpu_that_ray_has_granted_to_the_worker(
     monkeypatch.setattr(train_fn_utils, "_train_fn_utils", train_fn_utils.DistributedTrainFnUtils())
     places = [(f"10.0.0.{node}", gpu) for node, count in enumerate(gpus) for gpu in range(count)]
     Random(1).shuffle(places)  # Ray starts them in any order
-    workers = WorkerGroup._assign_worker_ranks(
-        [
-            Worker(Process(monkeypatch), ActorMetadata(ip, ip, ip, 1, {"GPU": [str(gpu)]}), {"GPU": 1})
-            for ip, gpu in places
-        ]
-    )
+    actors = [(Process(monkeypatch), ActorMetadata(ip, ip, ip, 1, {"GPU": [str(gpu)]})) for ip, gpu in places]
+    workers = WorkerGroup._assign_worker_ranks([Worker(*actor, {"GPU": 1}) for actor in actors])
     for worker in workers:
         worker.actor.context = worker.distributed_context
     _share_cuda_visible_devices(workers)
@@ -131,10 +127,9 @@ def test_nccl_uses_the_gpu_that_ray_has_granted_to_the_worker(
 
 
 def test_the_cause_of_an_attempt_that_failed_is_ray_s_own_words_without_its_tables() -> None:
-    died = "The actor died before finishing this task.\n\tpid: 7\nThe actor is dead because its process has died."
-    lost = WorkerHealthCheckFailedError("A check failed.\nWorker info: Worker(\n  pid=7\n)", RuntimeError(died))
+    end = "The actor is dead because its process has died."
+    died = RuntimeError(f"The actor died before finishing this task.\n\tpid: 7\n{end}")
+    lost = WorkerHealthCheckFailedError("A check failed.\nWorker info: Worker(\n  pid=7\n)", died)
     controller = ControllerError(RuntimeError("At least one of the worker actors failed to initialize."))
-    assert launch._cause(WorkerGroupError("[Rank 1 Error Snippet]", {1: lost})) == (
-        "The actor is dead because its process has died."
-    )
+    assert launch._cause(WorkerGroupError("[Rank 1 Error Snippet]", {1: lost})) == end
     assert launch._cause(controller) == "At least one of the worker actors failed to initialize."

@@ -14,7 +14,7 @@ from sdp.datasets.manifest import Dataset
 from sdp.errors import DatasetError
 from sdp.model.checkpoints import FIRST, DatasetPosition, EpochStart
 from sdp.train.data.latents import WeightedDataset, open_latents
-from sdp.train.data.mixture import Mixture, shares_of
+from sdp.train.data.mixture import Mixture, MixtureSpan, shares_of
 from sdp.train.data.reader import Reader
 from sdp.train.data.sources import refuse_another_kind
 from sdp.train.data.weights import RowWeights
@@ -93,8 +93,6 @@ def test_a_dataset_that_has_changed_begins_another_pass_so_that_no_pass_takes_a_
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 6))
 def test_workers_share_spans_evenly(lengths: list[int], world: int) -> None:
-    from sdp.train.data.mixture import MixtureSpan
-
     spans = [MixtureSpan(n, 0, 5, 5 + length) for n, length in enumerate(lengths)]
     shares = [shares_of(spans, rank, world) for rank in range(world)]
     rows = [(span.dataset, row) for share in shares for span, at, to in share for row in range(at, to)]

@@ -40,11 +40,10 @@ def test_noise_and_velocity_are_diffusers(zero: bool) -> None:
 def test_min_snr_weights_are_diffusers() -> None:
     timesteps = torch.arange(0, 1000, 7)
     schedule, snr = scaled_linear(), compute_snr(diffusers_schedule(), timesteps)
+    of_velocity = replace(schedule, prediction="v")
     capped = torch.stack([snr, torch.full_like(snr, 5.0)], dim=1).min(dim=1)[0]
     assert torch.allclose(schedule.min_snr_weights(timesteps, 5.0), capped / snr, rtol=1e-3)
-    assert torch.allclose(
-        replace(schedule, prediction="v").min_snr_weights(timesteps, 5.0), capped / (snr + 1), rtol=1e-3
-    )
+    assert torch.allclose(of_velocity.min_snr_weights(timesteps, 5.0), capped / (snr + 1), rtol=1e-3)
 
 
 def test_min_snr_weights_are_finite_where_there_is_no_signal() -> None:

@@ -98,10 +98,7 @@ def test_a_damaged_list_of_files_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        (
-            {"latents": "nothing"},
-            r"source\.columns\.latents: no column nothing in .*a\.parquet; it has image_latents_64",
-        ),
+        ({"latents": "gone"}, r"source\.columns\.latents: no column gone in .*a\.parquet; it has image_latents_64"),
         ({"latents": "caption_ids"}, r"source\.columns\.latents: expected 256 numbers per row.* got 77 whole numbers"),
         ({"text": ["image_latents_64"]}, r"source\.columns\.text: expected 77 token ids .* got 256"),
         ({"text": ["gone"]}, r"source\.columns\.text: no column gone"),
@@ -126,9 +123,7 @@ def test_metadata_that_describes_no_latents_is_refused_with_the_file(tmp_path: P
     schema = pa.schema([field, pa.field("caption_ids", pa.list_(pa.int64()))])
     (tmp_path / "latents").mkdir()
     pq.write_table(pa.table([[bytes(512)], [[0] * 77]], schema=schema), tmp_path / "latents/a.parquet")
-    with pytest.raises(
-        DatasetError, match=r"a\.parquet: column latents_64: its metadata does not describe its rows \("
-    ):
+    with pytest.raises(DatasetError, match=r"a\.parquet: column latents_64: its metadata does not describe its rows"):
         batches(tmp_path, latents="latents_{resolution}")
 
 

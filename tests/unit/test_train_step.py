@@ -11,12 +11,8 @@ from sdp.train.step import Conditioning
 
 
 def batch_of(rows: int) -> Batch:
-    return Batch(
-        torch.arange(rows),
-        torch.ones(rows),
-        torch.zeros(rows, 4, 2, 2),
-        token_ids=torch.zeros(rows, 77, dtype=torch.uint16),
-    )
+    tokens = torch.zeros(rows, 77, dtype=torch.uint16)
+    return Batch(torch.arange(rows), torch.ones(rows), torch.zeros(rows, 4, 2, 2), token_ids=tokens)
 
 
 def test_micro_batches_are_as_equal_as_can_be() -> None:
