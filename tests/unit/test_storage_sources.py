@@ -20,12 +20,6 @@ def top(tmp_path: Path) -> Path:
     return write_files(tmp_path, dict.fromkeys([*whole, *hidden], "12345"))
 
 
-def files_at(top: Path, uri: str) -> list[str]:
-    files = list_source(uri.format(top=top))
-    assert all(file.size == 5 for file in files)
-    return [file.uri.removeprefix(f"{top}/") for file in files]
-
-
 @pytest.mark.parametrize(
     ("uri", "names"),
     [
@@ -44,7 +38,8 @@ def files_at(top: Path, uri: str) -> list[str]:
     ],
 )
 def test_files_folders_and_patterns(top: Path, uri: str, names: list[str]) -> None:
-    assert files_at(top, uri) == names
+    files = list_source(uri.format(top=top))
+    assert [(file.uri, file.size) for file in files] == [(f"{top}/{name}", 5) for name in names]
 
 
 @pytest.mark.parametrize("uri", ["{top}/no.parquet", "{top}/no", "{top}/*.csv", "{top}/no/*", "{top}/_temporary/deep"])

@@ -27,10 +27,6 @@ from tests.training import config
 ROWS = 203
 
 
-def tenth(row: int) -> bool:
-    return row % 10 == 0
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("images")
@@ -38,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dataset(root: Path) -> Dataset:
-    return make_images(root, ROWS, unit_rows=40, fails=tenth)
+    return make_images(root, ROWS, unit_rows=40, fails=lambda row: row % 10 == 0)
 
 
 @pytest.fixture(scope="module")

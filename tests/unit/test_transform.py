@@ -1,12 +1,10 @@
 """Bytes and captions to uint8 crops and token ids."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
 from sdp.datasets.draws import noise
@@ -16,6 +14,7 @@ from sdp.encode.transform import Transform, bucket_shapes, choose_bucket, crop_i
 from sdp.families.tokenizer import load_tokenizer, tokenize
 from sdp.imaging import RowError
 from sdp.sources.reading import SourceRow
+from tests.evaluate_kit import encoded as png
 from tests.kit import raising
 from tests.process_kit import picture, write_tokenizer
 
@@ -27,12 +26,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("model")
     write_tokenizer(folder / "tokenizer")
     return load_tokenizer(folder)
-
-
-def png(pixels: Array) -> bytes:
-    sink = io.BytesIO()
-    Pillow.fromarray(pixels).save(sink, "PNG")
-    return sink.getvalue()
 
 
 def random_pixels(height: int, width: int) -> Array:
