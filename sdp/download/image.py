@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from sdp.imaging import (
     Header,
     Image,
     ImageError,
+    OnHeader,
     Pixels,
     centre_box,
     cut,
@@ -68,7 +69,7 @@ class Checked:
     """Hash of the fetched bytes."""
 
 
-def examine(rules: ImageRules, data: memoryview, on_header: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
+def examine(rules: ImageRules, data: memoryview, on_header: OnHeader) -> tuple[dict[str, Any], bytes]:
     """Check an image in a decoder process."""
     checked = check(data, rules, on_header)
     return {**asdict(checked), "data": checked.data is not None}, checked.data or b""
@@ -76,7 +77,7 @@ def examine(rules: ImageRules, data: memoryview, on_header: Callable[[Header], N
 
 def examined(reply: dict[str, Any], data: bytes | memoryview) -> Checked:
     """Return the result in a decoder's reply, which may be forged by an image that has taken the decoder over."""
-    try:
+    with suppress(TypeError, ValueError):
         checked = Checked(**{**reply, "data": bytes(data) if reply.get("data") else None})
         Outcome(0, checked.outcome, checked.reason)
         sides = (checked.width, checked.height, checked.original_width, checked.original_height)
@@ -84,26 +85,19 @@ def examined(reply: dict[str, Any], data: bytes | memoryview) -> Checked:
         sound = sound and isinstance(checked.detail, str | None)
         if sound and (checked.outcome != WRITTEN or _SHA256.fullmatch(checked.sha256 or "")):
             return checked
-    except (TypeError, ValueError):
-        pass
     return Checked(FAILED, "crashed", "its decoder sent a malformed reply")
 
 
-def check(data: bytes | memoryview, rules: ImageRules, on_header: Callable[[Header], None] = lambda _: None) -> Checked:
-    """Decode, check and convert one image; any bytes give a result, and nothing is raised.
-
-    `on_header` is called with the header before anything is decoded.
-    """
+def check(data: bytes | memoryview, rules: ImageRules, on_header: OnHeader = lambda _: None) -> Checked:
+    """Decode, check and convert one image; any bytes give a result, and nothing is raised."""
     image_rules = rules.image
     digest = hashlib.sha256(data).hexdigest()
     header: Header | None = None
     try:
         header = read_header(data, WEB_FORMATS)
         on_header(header)
-        refused = _refusal(header, rules)
-        if refused is not None:
-            outcome, reason = refused
-            return Checked(outcome, reason, f"{header.width} × {header.height}", sha256=digest)
+        if (refused := _refusal(header, rules)) is not None:
+            return Checked(*refused, f"{header.width} × {header.height}", sha256=digest)
         if image_rules.size is None:
             began = time.process_time()
             decode(data, header=header)

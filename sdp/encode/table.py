@@ -39,8 +39,7 @@ class RowShape:
 
 def schema(shape: RowShape) -> pa.Schema:
     """Return the columns. Their metadata describes their bytes; the schema's repeats that for other readers."""
-    fields = [pa.field("row", pa.int64(), nullable=False)]
-    fields.append(pa.field("key", pa.string()))
+    fields = [pa.field("row", pa.int64(), nullable=False), pa.field("key", pa.string())]
     if shape.buckets:
         fields.append(pa.field("bucket", pa.int16(), nullable=False))
     fields += [_latents_field(shape, side) for side in shape.resolutions]

@@ -19,19 +19,7 @@ from sdp.encode.chunk import Chunk, ShapeGroup
 from sdp.encode.recipe import Recipe
 from sdp.errors import SdpError
 from sdp.families.tokenizer import tokenize, tokens_of
-from sdp.imaging import (
-    Box,
-    Header,
-    Image,
-    Pixels,
-    RowError,
-    centre_box,
-    cut,
-    decode,
-    placed_box,
-    read_header,
-    shrink,
-)
+from sdp.imaging import Box, Image, OnHeader, Pixels, RowError, centre_box, cut, decode, placed_box, read_header, shrink
 from sdp.sandbox.decoders import Sandbox
 from sdp.sources.reading import SourceRow
 
@@ -62,12 +50,10 @@ def choose_bucket(width: int, height: int) -> int:
     return int(np.argmin(np.abs(np.log(aspects) - math.log(width / height))))
 
 
-def crop_image(
-    data: bytes | memoryview, recipe: Recipe, row: int, seen: Callable[[Header], None] = lambda _: None
-) -> Crops:
-    """Return an image's crops, all from one decode; `seen` is called with the header before that."""
+def crop_image(data: bytes | memoryview, recipe: Recipe, row: int, on_header: OnHeader = lambda _: None) -> Crops:
+    """Return an image's crops, all from one decode."""
     header = read_header(data)
-    seen(header)
+    on_header(header)
     width, height = header.width, header.height
     bucket = choose_bucket(width, height) if recipe.crop == "buckets" else 0
     shapes = _shapes(recipe, bucket)
@@ -101,9 +87,9 @@ class SandboxedCrops:
         return reply["bucket"], crops
 
 
-def _crop_in_sandbox(recipe: Recipe, data: memoryview, seen: Callable[[Header], None]) -> tuple[dict[str, Any], bytes]:
+def _crop_in_sandbox(recipe: Recipe, data: memoryview, on_header: OnHeader) -> tuple[dict[str, Any], bytes]:
     """Make the crops of an image; the data begins with its row's number."""
-    bucket, crops = crop_image(data[_ROW_BYTES:], recipe, int.from_bytes(data[:_ROW_BYTES], "little"), seen)
+    bucket, crops = crop_image(data[_ROW_BYTES:], recipe, int.from_bytes(data[:_ROW_BYTES], "little"), on_header)
     return {"bucket": bucket}, b"".join(crops[side].tobytes() for side in recipe.resolutions)
 
 
@@ -121,35 +107,25 @@ def _crops(image: Image, box: Box, shapes: dict[int, tuple[int, int]]) -> dict[i
     return {sides[0]: first} | {side: shrink(first, *shapes[side]) for side in sides[1:]}
 
 
+@dataclass(frozen=True, slots=True)
 class Transform:
     """The step from source rows to a chunk."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: "Tokenizer | None",
-        reason_to_skip: Callable[[int], str | None] = lambda _: None,
-        crop: Callable[[bytes | memoryview, int], Crops] | None = None,
-        *,
-        captioned: bool = True,
-    ) -> None:
-        """Set up the step; without `crop`, images are decoded in this process.
-
-        `reason_to_skip` returns the reason to leave an address out, if there is one. A row without a caption fails or,
-        if rows need not be `captioned`, has zeros for tokens. Without a tokenizer there are no
-        tokens.
-        """
-        self._recipe = recipe
-        self._tokenizer = tokenizer
-        self._reason_to_skip = reason_to_skip
-        self._captioned = captioned
-        self._crop = crop or (lambda data, row: crop_image(data, recipe, row))
+    recipe: Recipe
+    tokenizer: "Tokenizer | None"
+    """None for a chunk without tokens."""
+    reason_to_skip: Callable[[int], str | None] = lambda _: None
+    """Returns the reason to leave an address out, if there is one."""
+    crop: Callable[[bytes | memoryview, int], Crops] | None = None
+    """Makes an image's crops; None for `crop_image`, which decodes in this process."""
+    captioned: bool = True
+    """True if a row without a caption fails; False if it has zeros for tokens."""
 
     def __call__(self, source: Iterable[SourceRow]) -> Chunk:
         outcomes: list[Outcome] = []
         items: list[_Item] = []
         for row in source:
-            if reason := self._reason_to_skip(row.row) or row.filtered:
+            if reason := self.reason_to_skip(row.row) or row.filtered:
                 outcomes.append(Outcome(row.row, FILTERED, reason))
                 continue
             try:
@@ -165,27 +141,30 @@ class Transform:
             keys=[item.key for item in items],
             tokens=self._tokens([item.caption for item in items]),
             buckets=np.array([item.bucket for item in items], np.int16),
-            captions=[item.caption for item in items if self._tokenizer is None],
-            crops={side: _grouped(items, side) for side in self._recipe.resolutions},
+            captions=[item.caption for item in items if self.tokenizer is None],
+            crops={side: _grouped(items, side) for side in self.recipe.resolutions},
             outcomes=outcomes,
         )
 
     def _tokens(self, captions: list[str]) -> NDArray[np.uint32]:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return np.zeros((len(captions), 0), np.uint32)
-        tokens = np.zeros((len(captions), tokens_of(self._tokenizer)), np.uint32)
+        tokens = np.zeros((len(captions), tokens_of(self.tokenizer)), np.uint32)
         present = [number for number, caption in enumerate(captions) if caption.strip()]
         if present:
-            tokens[present] = tokenize(self._tokenizer, [captions[number] for number in present])
+            tokens[present] = tokenize(self.tokenizer, [captions[number] for number in present])
         return tokens
 
     def _item(self, source: SourceRow) -> "_Item":
         if source.image is None:
             raise RowError("empty", "the row has no image")
         caption = source.caption or ""
-        if self._captioned and not caption.strip():
+        if self.captioned and not caption.strip():
             raise RowError("no_caption", "")
-        bucket, crop = self._crop(source.image, source.row)
+        if self.crop is None:
+            bucket, crop = crop_image(source.image, self.recipe, source.row)
+        else:
+            bucket, crop = self.crop(source.image, source.row)
         # The item leaves out the image's bytes, which would keep their whole row group in memory.
         return _Item(source.row, source.key, caption, bucket, crop)
 

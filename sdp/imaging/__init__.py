@@ -72,6 +72,10 @@ class Header:
     """A JPEG's colour space."""
 
 
+OnHeader = Callable[[Header], None]
+"""Called with an image's header before the image is decoded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A decoded image. If fewer pixels are enough, it has fewer than its width × height."""

@@ -4,6 +4,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 
 from sdp.datasets.outcomes import FAILURE_REASONS
 
@@ -162,7 +163,7 @@ def exif_orientation(exif: bytes) -> int:
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
     if order is None:
         return 1
-    try:
+    with suppress(struct.error):
         (at,) = struct.unpack_from(f"{order}I", data, 4)
         (count,) = struct.unpack_from(f"{order}H", data, at)
         for place in range(at + 2, at + 2 + 12 * count, 12):
@@ -170,6 +171,4 @@ def exif_orientation(exif: bytes) -> int:
             if (tag, values) == (0x0112, 1) and kind in _INTEGERS:
                 (orientation,) = struct.unpack_from(f"{order}{_INTEGERS[kind]}", data, place + 8)
                 return int(orientation) if 1 <= orientation <= 8 else 1
-    except struct.error:
-        pass
     return 1

@@ -11,10 +11,10 @@ import os
 import pickle
 import resource
 import struct
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sdp.datasets.outcomes import FAILED
-from sdp.imaging import Header, Pixels, RowError, decode, lacks_memory, read_header
+from sdp.imaging import OnHeader, Pixels, RowError, decode, lacks_memory, read_header
 from sdp.sandbox.confine import confine
 
 CPU_S_A_PIXEL = 0.25e-6
@@ -33,9 +33,8 @@ _WRITE_PIECES = 512
 
 Reply = dict[str, Any]
 """A JSON object, since a hostile image could reach beyond its decoder by a pickle."""
-Handler = Callable[[memoryview, Callable[[Header], None]], tuple[Reply, bytes | memoryview]]
-"""A picklable function of an image's bytes. It calls its second argument with the header before decoding, and may raise
-any exception."""
+Handler = Callable[[memoryview, OnHeader], tuple[Reply, bytes | memoryview]]
+"""A picklable function of an image's bytes, which may raise any exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def main() -> None:
     """Serve until the parent closes its end."""
     source, sink, log, nowhere = os.dup(0), os.dup(1), os.dup(2), os.open(os.devnull, os.O_WRONLY)
     warnings.simplefilter("ignore")  # there would be some about every damaged TIFF, in the worker's log
-    settings: DecoderSettings = pickle.loads(_read(source, _number(source)))
+    settings: DecoderSettings = pickle.loads(read(source, _number(source)))
     _load_codecs()
     base = _address_space() + settings.memory_bytes
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -65,7 +64,7 @@ def main() -> None:
     send(sink, [b"ready"])
     while True:
         # All images are read before the first reply is written, so that the two ends never wait for each other.
-        images = [_read(source, _number(source)) for _ in range(_number(source))]
+        images = [read(source, _number(source)) for _ in range(_number(source))]
         most = base + sum(map(len, images))
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         for image in images:
@@ -75,9 +74,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def pixels(
-    data: memoryview, on_header: Callable[[Header], None], min_side: int | None = None
-) -> tuple[Reply, memoryview]:
+def pixels(data: memoryview, on_header: OnHeader, min_side: int | None = None) -> tuple[Reply, memoryview]:
     """Decode an image; the handler for callers that need all its pixels, or a reduction to a shorter side."""
     header = read_header(data)
     on_header(header)
@@ -87,12 +84,10 @@ def pixels(
 
 def unpacked(reply: Reply, data: memoryview) -> Pixels:
     """Return the pixels that a reply of `pixels` holds."""
-    try:
+    with suppress(KeyError, TypeError, ValueError):
         result = np.frombuffer(data, np.uint8).reshape(reply["shape"])
         if result.size and result.shape[2:] == (3,):
             return result
-    except (KeyError, TypeError, ValueError):
-        pass
     raise RowError("crashed", "its decoder sent a malformed reply")
 
 
@@ -135,16 +130,17 @@ def _address_space() -> int:
 
 
 def _number(fd: int) -> int:
-    return int(HEAD.unpack(_read(fd, HEAD.size))[0])
+    return int(HEAD.unpack(read(fd, HEAD.size))[0])
 
 
-def _read(fd: int, length: int) -> memoryview:
-    """Read a message, or end this process if the parent has closed its end."""
+def read(fd: int, length: int, wait: Callable[[], None] = lambda: None) -> memoryview:
+    """Read bytes; call `wait` before each read. Raise EOFError if the other end is closed."""
     data, at = memoryview(bytearray(length)), 0
     while at < length:
+        wait()
         count = os.readv(fd, [data[at:]])
         if not count:
-            sys.exit(0)
+            raise EOFError
         at += count
     return data
 
@@ -163,4 +159,5 @@ def send(fd: int, pieces: Sequence[bytes | bytearray | memoryview], wait: Callab
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(EOFError):
+        main()

@@ -28,7 +28,7 @@ import sdp
 from sdp.datasets.outcomes import FAILED, FAILURE_REASONS
 from sdp.errors import SdpError, named
 from sdp.imaging import MAX_PIXELS, RowError
-from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, send
+from sdp.sandbox.child import HEAD, DecoderSettings, Handler, Reply, read, send
 from sdp.sandbox.confine import hide
 
 Argument = TypeVar("Argument")
@@ -295,14 +295,10 @@ class _Child:
         self._process.wait(_STOP_S)
 
     def _read(self, length: int, ready: Callable[[], None]) -> memoryview:
-        data, at = memoryview(bytearray(length)), 0
-        while at < length:
-            ready()
-            count = os.readv(self._source, [data[at:]])
-            if not count:
-                raise self._death()
-            at += count
-        return data
+        try:
+            return read(self._source, length, ready)
+        except EOFError:
+            raise self._death() from None
 
     def _death(self) -> _Died:
         """Return the reason why the process ended."""

@@ -110,10 +110,8 @@ class ObjectStorage(Storage):
         key, store = self._key(path), self._ready(path)
 
         async def call(attempt: Attempt) -> FileInfo | None:
-            try:
+            with suppress(FileNotFoundError):
                 return _info(path, await attempt(obstore.head_async(store, key)))
-            except FileNotFoundError:
-                pass
             # A response to HEAD has no body: only GET distinguishes a missing object from a missing bucket.
             try:
                 return _info(path, (await attempt(obstore.get_async(store, key))).meta)
@@ -181,14 +179,12 @@ class ObjectStorage(Storage):
 
     async def _same(self, attempt: Attempt, store: Any, key: str, content: memoryview) -> Any:
         """Return an object's metadata if it holds exactly this content, else None."""
-        try:
+        with suppress(FileNotFoundError):
             response = await attempt(obstore.get_async(store, key))
             if response.meta["size"] == len(content):
                 stored = await attempt(response.bytes_async(), len(content))
                 if memoryview(stored) == content:
                     return response.meta
-        except FileNotFoundError:
-            pass
         return None
 
     async def _generation(self, attempt: Attempt, store: Any, key: str, etag: str) -> dict[str, Any]:
