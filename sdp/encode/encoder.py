@@ -36,8 +36,12 @@ from sdp.families import Family, latent_space
 from sdp.families.sd import SD
 from sdp.model.latents import scale_of, to_pixels
 
-EncodeBatch = Callable[[Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
-"""Encodes a batch of items, given their positions in the chunk; returns values, and whether each item is finite."""
+Positions = NDArray[np.int64]
+"""Places of items among a chunk's."""
+Values = tuple[Tensor, Tensor]
+"""Encoded items, and whether each is finite."""
+EncodeBatch = Callable[[Tensor, Positions], Values]
+"""Encodes a batch of items, given their positions."""
 _LOG_VARIANCE = (-30.0, 20.0)
 """The range to which diffusers clamps the VAE's log-variance."""
 
@@ -77,9 +81,7 @@ class BatchEncoder:
         configure_compiler()
         return torch.compile(module, dynamic=False)
 
-    def _in_batches(
-        self, limit: int, items: NDArray[Any], where: NDArray[np.int64], encode: EncodeBatch
-    ) -> tuple[Tensor, Tensor]:
+    def _in_batches(self, limit: int, items: NDArray[Any], where: Positions, encode: EncodeBatch) -> Values:
         """Encode items batch by batch, at most as many at once as the batch limit of this key allows."""
         results = [
             result
@@ -91,21 +93,17 @@ class BatchEncoder:
         values, good = (torch.cat(parts) for parts in zip(*results, strict=True))
         return self._feeder.to_host(values), self._feeder.to_host(good)
 
-    def _batches(
-        self, limit: int, items: NDArray[Any], where: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    def _batches(self, limit: int, items: NDArray[Any], where: Positions) -> Iterator[tuple[NDArray[Any], Positions]]:
         at = 0
         while at < len(items):
             size = self._limits[limit].size
             yield items[at : at + size], where[at : at + size]
             at += size
 
-    def _within_memory(
-        self, limit: int, batch: Tensor, numbers: NDArray[np.int64], encode: EncodeBatch
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _within_memory(self, limit: int, batch: Tensor, numbers: Positions, encode: EncodeBatch) -> Iterator[Values]:
         """Encode a batch, in parts if memory is too short for all of it."""
 
-        def encode_part(part: slice) -> tuple[Tensor, Tensor]:
+        def encode_part(part: slice) -> Values:
             items, where = batch[part], numbers[part]
             count, padded = len(items), self._limits[limit].size
             costly = self._settings.compile or torch.backends.cudnn.benchmark  # to compile or search for another shape
@@ -168,31 +166,31 @@ class Encoder(BatchEncoder):
         embedded: NDArray[np.float16] = values.numpy()
         return embedded
 
-    def _crops(self, side: int, chunk: Chunk, group: ShapeGroup) -> tuple[Tensor, Tensor]:
+    def _crops(self, side: int, chunk: Chunk, group: ShapeGroup) -> Values:
         """Return latents of crops of one shape, and which are finite: valid on the host once the device is done."""
 
-        def encode(pixels: Tensor, where: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        def encode(pixels: Tensor, where: Positions) -> Values:
             return self._encode(pixels, self._noise(side, chunk, where, pixels))
 
         return self._in_batches(side, group.values, group.positions, encode)
 
-    def _captions(self, tokens: NDArray[np.uint32]) -> tuple[Tensor, Tensor]:
+    def _captions(self, tokens: NDArray[np.uint32]) -> Values:
         """Return embeddings of captions, and which are finite: valid on the host once the device is done."""
 
-        def encode(ids: Tensor, _: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        def encode(ids: Tensor, _: Positions) -> Values:
             assert self._text is not None
             return _finite(self._family.encode_text(self._text, ids))
 
         return self._in_batches(TEXT, tokens.astype(np.int64), np.arange(len(tokens)), encode)
 
-    def _noise(self, side: int, chunk: Chunk, where: NDArray[np.int64], pixels: Tensor) -> Tensor | None:
+    def _noise(self, side: int, chunk: Chunk, where: Positions, pixels: Tensor) -> Tensor | None:
         if self._settings.content == "moments" or not self._space.drawn:
             return None
         shape = self._space.shape(pixels.shape[2], pixels.shape[1])
         drawn = noise(self._settings.seed, chunk.rows[where], shape, resolution=side)
         return self._feeder.to_device(torch.from_numpy(drawn))
 
-    def _encode(self, pixels: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _encode(self, pixels: Tensor, noise: Tensor | None) -> Values:
         """Return scaled fp16 latents of uint8 pixels (n, rows, columns, 3), and which of them are finite."""
         planes, scale = to_pixels(pixels).to(DTYPES[self._settings.dtype]), self._scale
         encoded = self._moments(planes).float()
@@ -214,9 +212,7 @@ class _Feeder:
         self._pinned = device.type == "cuda"
         self._copies = new_stream(device) if self._pinned else None
 
-    def __call__(
-        self, batches: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]
-    ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+    def __call__(self, batches: Iterable[tuple[NDArray[Any], Positions]]) -> Iterator[tuple[Tensor, Positions]]:
         """Yield the batches on the device, in order; copy the next one meanwhile."""
         sent: Iterator[Any] = ((*self._send(batch), numbers) for batch, numbers in batches)
         for (batch, copy_end, numbers), _ in pairwise(chain(sent, [None])):
@@ -254,7 +250,7 @@ class _Feeder:
         return batch
 
 
-def _finite(values: Tensor) -> tuple[Tensor, Tensor]:
+def _finite(values: Tensor) -> Values:
     """Return values as fp16, and whether each item is finite after that conversion."""
     halves = values.half()
     return halves, halves.isfinite().flatten(1).all(1)
