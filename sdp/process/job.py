@@ -80,14 +80,15 @@ def write_dataset(
     cluster.require_reachable()
     with Lease.acquire(prepared.spec.output, f"sdp {job}") as lease:
         output = begin(prepared, only_failed=only_failed, changed=changed)
-        figures = ProcessFigures(job=job, gpus_each=float(bool(config.encode.gpu_each)))
         infos, pending = list[PartInfo](), output.pending()
+        rows = sum(len(work.unit) for work in pending)
+        figures = ProcessFigures(job, rows, prepared.images_of(rows), gpus_each=float(bool(config.encode.gpu_each)))
         if pending:
             say(f"{job}: {len(pending)} of {counted(len(output.index.works()), 'part')} to write")
             with Progress(job) as progress:
                 stages = with_tombstones(prepared)
                 runner = _runner(prepared, stages, isolate=lease.follows_a_crash)  # metrics go by Ray, if it is there
-                run = _Run(prepared, stages, output, pending, figures, progress)
+                run = _Run(prepared, stages, output, figures, progress)
                 infos = run_units(runner, run.plan_units(pending), run, lease.check)
         dataset = manifest.finish(
             output,
@@ -105,21 +106,13 @@ class _Run:
     """The `runners.units.Job` of one run: its pieces, its parts and its figures."""
 
     def __init__(
-        self,
-        prepared: AnyPrepared,
-        stages: RowsSpec,
-        output: Output,
-        pending: list[Work],
-        figures: ProcessFigures,
-        progress: Progress,
+        self, prepared: AnyPrepared, stages: RowsSpec, output: Output, figures: ProcessFigures, progress: Progress
     ) -> None:
         self._prepared, self._stages, self._output = prepared, stages, output
         self._figures, self._progress = figures, progress
         self.write = write_unit
         self._retries: dict[Work, Retry] = {}
         self._batch_sizes = {TEXT: TEXT_BATCH, **prepared.spec.settings.batch_sizes}
-        figures.rows_total = sum(len(work.unit) for work in pending)
-        figures.images_total = prepared.images_of(figures.rows_total)
         self._began = time.monotonic()
         self._telemetry, self._emitted = telemetry.begin(prepared.config.output.uri), 0.0
 

@@ -24,6 +24,10 @@ _STEADY_S = 60.0
 """The shortest run whose bottleneck is worth naming."""
 
 
+Line = tuple[str, str]
+"""A line of a table: its name, and the text."""
+
+
 @dataclass(slots=True)
 class ProcessFigures:
     """Counts and seconds of one run; seconds are summed over workers."""
@@ -137,29 +141,21 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.show("sdp_process_ready", figures.pipeline.ready)
 
 
-def summary(
-    config: AnyConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[tuple[str, str]] = ()
-) -> list[tuple[str, str]]:
+def summary(config: AnyConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[Line] = ()) -> list[Line]:
     """Return the closing table: the dataset's counts, `more` on its content, this run's figures, the next command."""
     counts = dataset.manifest.counts
     without = dataset.rows - counts.input
+    written = f"{counts.written:,} of {counted(counts.input, 'row')}, {size(dataset.manifest.size)}"
     lines = [
-        (
-            "written",
-            f"{counts.written:,} of {counted(counts.input, 'row')}, {size(dataset.manifest.size)} in "
-            f"{config.output.uri}",
-        ),
+        ("written", f"{written} in {config.output.uri}"),
         *((f"  {reason}", f"{count:,}") for reason, count in counts.reasons.items()),
         *([("no image", f"{without:,} of the source's {dataset.rows:,} rows")] if without > 0 else []),
         *more,
     ]
     if figures.parts_written:
+        encoded = f"{counted(figures.images_encoded, 'image')} in {spent(figures.elapsed_s, figures.gpu_hours)}"
         lines += [
-            (
-                "this run",
-                f"{counted(figures.images_encoded, 'image')} in "
-                f"{spent(figures.elapsed_s, figures.gpu_hours)}, {rate(figures.rate)} img/s",
-            ),
+            ("this run", f"{encoded}, {rate(figures.rate)} img/s"),
             ("an image", size(figures.bytes_per_image)),
             ("encoders", f"{figures.encoders_most}, idle {figures.wait * 100:.0f} % of their time"),
             ("transforms", f"up to {figures.transforms_most}"),
@@ -182,16 +178,14 @@ def summary(
     return lines
 
 
-def taken_down_lines(dataset: Dataset) -> list[tuple[str, str]]:
+def taken_down_lines(dataset: Dataset) -> list[Line]:
     """Return a line on the written rows of a plain source that are taken down, if there are some."""
     count = len(tombstones.load(dataset.storage).rows) - dataset.manifest.counts.reasons.get("tombstone", 0)
     lines = [("  taken down", f"{count:,} of the written, left out of training")]
     return lines if count > 0 and not dataset.head.derived else []
 
 
-def forecast(
-    prepared: Prepared[Config, Spec], output: Output, to_write: Callable[[int], list[tuple[str, str]]]
-) -> list[tuple[str, str]]:
+def forecast(prepared: Prepared[Config, Spec], output: Output, to_write: Callable[[int], list[Line]]) -> list[Line]:
     """Return the dry run's table: what a run would do; `to_write` returns the lines on this many images."""
     works, pending = output.index.works(), output.pending()
     rows = sum(len(work.unit) for work in pending)
@@ -208,7 +202,7 @@ def forecast(
     ]
 
 
-def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) -> list[tuple[str, str]]:
+def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) -> list[Line]:
     """Return the dry run's lines on the latents to write."""
     config, model = prepared.config, prepared.spec.model
     return [
