@@ -69,16 +69,12 @@ class Pictures:
         """
         if self.dataset is not None:
             return freeze_upstream(output, self.dataset, limit=limit)
-        if self.kind == "pictures":
-            files = self.files if renewed is None else (*self.files, *self.texts)
-            return freeze_files(
-                output, files, uri=self.uri, limit=limit, options=options, count=_rows_of, renewed=renewed
-            )
-        if self.kind == "tars":
-            count = partial(count_samples, options=options)
-            return freeze_files(output, self.files, uri=self.uri, limit=limit, options=options, count=count)
-        columns = list(dict.fromkeys([self.columns.image, *self.captions, *self.others]))
-        return freeze_source(output, self.files, columns, uri=self.uri, limit=limit, options=options)
+        if self.kind == "Parquet files":
+            columns = list(dict.fromkeys([self.columns.image, *self.captions, *self.others]))
+            return freeze_source(output, self.files, columns, uri=self.uri, limit=limit, options=options)
+        files = self.files if renewed is None else (*self.files, *self.texts)
+        count = _rows_of if self.kind == "pictures" else partial(count_samples, options=options)
+        return freeze_files(output, files, uri=self.uri, limit=limit, options=options, count=count, renewed=renewed)
 
     def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
         """Return the planner that cuts units into pieces."""
