@@ -201,6 +201,5 @@ def _folder(root: str, name: str) -> str:
 
 
 def _listed(counts: Counter[str], form: str = "{} {:,}") -> str:
-    return ", ".join(
-        form.format(name, count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    )
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(form.format(name, count) for name, count in ordered)

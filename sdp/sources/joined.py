@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from sdp.config.process import JoinedTable
 from sdp.datasets.columns import kind_of
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.footers import read_new_footer
 from sdp.datasets.parts import attempt_of
+from sdp.datasets.scores import Mask
+from sdp.datasets.units import Addresses
 from sdp.errors import DatasetError
 from sdp.sources.groups import RowGroup, read_rows
 from sdp.storage import SourceFile, StorageOptions, list_source
@@ -48,9 +49,9 @@ class Joined:
     """Those of its columns that are used."""
     groups: tuple[RowGroup, ...]
     """Sorted by address if the table is joined by it."""
-    first: NDArray[np.int64]
+    first: Addresses
     """The lowest address of each row group."""
-    last: NDArray[np.int64]
+    last: Addresses
     """The highest address of each row group."""
     digest: str
     """A digest of its files."""
@@ -59,9 +60,7 @@ class Joined:
     def rows(self) -> int:
         return sum(group.rows for group in self.groups)
 
-    def join(
-        self, table: pa.Table, rows: NDArray[np.int64], options: StorageOptions | None
-    ) -> tuple[pa.Table, NDArray[np.bool_]]:
+    def join(self, table: pa.Table, rows: Addresses, options: StorageOptions | None) -> tuple[pa.Table, Mask]:
         """Return the source's rows at some addresses with this table's columns, and which rows it has an entry for.
 
         Its values take the place of the source's own where they are neither null nor empty.
@@ -78,7 +77,7 @@ class Joined:
             table = table.set_column(table.column_names.index(name), name, values)
         return table, present
 
-    def _find(self, keys: pa.ChunkedArray, options: StorageOptions | None) -> tuple[pa.Table, NDArray[np.bool_]]:
+    def _find(self, keys: pa.ChunkedArray, options: StorageOptions | None) -> tuple[pa.Table, Mask]:
         """Return the entries of some keys, in their order and null where there is none, and which keys have one."""
         wanted = _plain(keys, self.by)
         with _lock:  # threads that need the same row group read it once

@@ -8,12 +8,12 @@ from itertools import chain, islice, starmap
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from sdp.datasets.columns import LARGEST_CELL
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.draws import LINE, draw
 from sdp.datasets.scores import Score
+from sdp.datasets.units import Addresses
 from sdp.errors import DatasetError, NotFound
 from sdp.sources.groups import GroupRows, read_rows
 from sdp.sources.joined import Joined
@@ -29,6 +29,9 @@ _AHEAD_BYTES = 8 << 20
 """The largest picture in a folder that is read ahead, with _FILES_AT_ONCE others and as many that wait."""
 _TABLE_BYTES = 32 << 20
 """Bytes of a tar after which a table of its samples ends, so that no piece is in memory whole."""
+
+Addressed = tuple[pa.Table, Addresses]
+"""A table of rows, and their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def read_piece(
     columns: Columns,
     *,
     options: StorageOptions | None = None,
-    only: NDArray[np.int64] | None = None,
+    only: Addresses | None = None,
     seed: int = 0,
 ) -> Iterator[SourceRow]:
     """Yield the rows of a piece that belong to its unit and, if given, to `only`; read a row group at a time.
@@ -107,7 +110,7 @@ def read_piece(
     # Read ahead while the caller works: one row group, or several image files, which are small.
     workers = _FILES_AT_ONCE if piece.groups[0].uri.lower().endswith(PICTURES) else 1
 
-    def select(table: pa.Table, rows: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
+    def select(table: pa.Table, rows: Addresses) -> tuple[pa.Table, Addresses, list[str]]:
         """Return the wanted rows with their tables' columns, and the reason to leave each out, if there is one."""
         selected = (rows >= piece.work.unit.start) & (rows < piece.work.unit.stop)
         if only is not None:
@@ -123,7 +126,7 @@ def read_piece(
                 filtered[score.mask(table) & (filtered == "")] = score.reason
         return table, rows, filtered.tolist()
 
-    def read(span: GroupRows) -> Iterable[tuple[pa.Table, NDArray[np.int64], list[str]]]:
+    def read(span: GroupRows) -> Iterable[tuple[pa.Table, Addresses, list[str]]]:
         tables = _tables(span, columns, options, seed)
         ahead = list(islice(tables, 1))
         return starmap(select, filter(None, chain(ahead, tables)))
@@ -133,7 +136,7 @@ def read_piece(
             yield from _rows_of(table, rows, filtered, columns, seed)
 
 
-def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np.int64]:
+def addresses(piece: Piece, options: StorageOptions | None = None) -> Addresses:
     """Return the addresses of a piece, without reading its images."""
     rows = np.concatenate([rows for span in spans_of(piece) for rows in _rows_of_span(span, options)])
     unit = piece.work.unit
@@ -141,7 +144,7 @@ def addresses(piece: Piece, options: StorageOptions | None = None) -> NDArray[np
 
 
 def _rows_of(
-    table: pa.Table, rows: NDArray[np.int64], filtered: Sequence[str], columns: Columns, seed: int
+    table: pa.Table, rows: Addresses, filtered: Sequence[str], columns: Columns, seed: int
 ) -> Iterator[SourceRow]:
     keys, *captions = (
         table[name] if name in table.column_names else [None] * len(rows) for name in ("key", *columns.captions)
@@ -189,7 +192,7 @@ def _text(value: pa.Scalar | None) -> str | None:
         return None
 
 
-def _rows_of_span(span: GroupRows, options: StorageOptions | None) -> Iterator[NDArray[np.int64]]:
+def _rows_of_span(span: GroupRows, options: StorageOptions | None) -> Iterator[Addresses]:
     """Yield the addresses of a span, without reading its images."""
     group, start, stop = span
     if group.first_row is not None:
@@ -199,9 +202,7 @@ def _rows_of_span(span: GroupRows, options: StorageOptions | None) -> Iterator[N
         yield table["row"].to_numpy()
 
 
-def _tables(
-    span: GroupRows, columns: Columns, options: StorageOptions | None, seed: int
-) -> Iterator[tuple[pa.Table, NDArray[np.int64]] | None]:
+def _tables(span: GroupRows, columns: Columns, options: StorageOptions | None, seed: int) -> Iterator[Addressed | None]:
     """Yield a span's rows in tables of bounded size, with their addresses; the next is read when it is asked for.
 
     The first, which is read ahead, is None in place of a large picture.
@@ -232,9 +233,7 @@ def _tables(
             row += table.num_rows
 
 
-def _tar_tables(
-    span: GroupRows, columns: Columns, options: StorageOptions | None
-) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
+def _tar_tables(span: GroupRows, columns: Columns, options: StorageOptions | None) -> Iterator[Addressed]:
     """Yield a tar's samples in tables of bounded size, with their addresses."""
     group, start, stop = span
     assert group.first_row is not None

@@ -78,11 +78,8 @@ def read_samples(uri: str, caption: str, start: int, stop: int, options: Storage
             text = content(last.get(TEXT))
             if text is None and (data := content(last.get(_JSON))) is not None:
                 text = _field(data, caption)
-            yield (
-                key,
-                content(image, LARGEST_IMAGE),
-                None if text is None else decoded(text).strip(),
-            )
+            caption_text = None if text is None else decoded(text).strip()
+            yield key, content(image, LARGEST_IMAGE), caption_text
         if last:
             offset = min(member.header for member in last.values())
             _place_in(uri)[0] = (number, offset, _bytes_at(file, offset, _PLACE))
