@@ -1,6 +1,5 @@
 """The interface of every storage, local or remote."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ HIDDEN = ".sdp-"
 """The prefix of the storage's own names (drafts, locks), which no listing shows and no caller may use."""
 
 _CONNECT_S = 5.0
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,7 @@ class Storage(ABC):
 def checked(path: str) -> str:
     """Return a path below a storage's folder; ValueError if it is not one (the caller's mistake, not the user's)."""
     segments = path.split("/")
-    if any(segment in ("", ".", "..") for segment in segments) or _CONTROL.search(path):
+    if any(segment in ("", ".", "..") for segment in segments) or uris.CONTROL.search(path):
         raise ValueError(f"{path!r}: not a relative path without empty, '.' or '..' segments")
     if any(segment.startswith(HIDDEN) for segment in segments):
         raise ValueError(f"{path!r}: names beginning with {HIDDEN!r} belong to the storage itself")

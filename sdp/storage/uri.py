@@ -14,7 +14,7 @@ KNOWN = "a local path, file://, s3:// and gs:// (read and write), https://, http
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SLIP = re.compile(r"(file|s3|gs|https?|hf):(?:/(?!/))?(.+)", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def parse(uri: str) -> Location:
     """Return the location that a URI names; raise UserError where it names none."""
     if not uri:
         raise UserError(f"'': the URI is empty; give {KNOWN}")
-    if _CONTROL.search(uri):
+    if CONTROL.search(uri):
         raise UserError(f"{uri!r}: the URI contains a control character; remove it")
     match = _SCHEME.match(uri)
     if not match:
