@@ -73,10 +73,6 @@ class _Task:
     deliver: Deliver
     tries: int = 0
 
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.data))
-
 
 class Decoders:
     """A queue of images and the `count` processes that decode them."""
@@ -152,7 +148,7 @@ class Decoders:
             size = 0
             while self._tasks and not self._closing and len(batch) < _BATCH:
                 task = self._tasks[0]
-                size += task.size
+                size += sum(map(len, task.data))
                 if batch and (size > _BATCH_BYTES or task.tries):
                     break
                 batch.append(self._tasks.popleft())
