@@ -50,7 +50,7 @@ class Buffer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._used = 0
+        self.used = 0
         self._lock = threading.Lock()
         self.on_release: Callable[[], None] = lambda: None
         """A function that the releasing thread calls."""
@@ -59,25 +59,21 @@ class Buffer:
         """Reserve bytes if `spare` (at most half the limit) stay free, or if `beyond_limit`; return whether it did."""
         limit = self._limit - min(spare, self._limit // 2)
         with self._lock:
-            if self._used + size > limit and not beyond_limit:
+            if self.used + size > limit and not beyond_limit:
                 return False
-            self._used += size
+            self.used += size
             return True
 
     def release(self, size: int) -> None:
         if not size:
             return
         with self._lock:
-            self._used -= size
+            self.used -= size
         self.on_release()
 
     @property
     def full(self) -> bool:
-        return self._used >= self._limit
-
-    @property
-    def used(self) -> int:
-        return self._used
+        return self.used >= self._limit
 
 
 class Networks:
