@@ -46,6 +46,13 @@ def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
     return pa.table([list(column) for column in columns], schema=schema)
 
 
+def parquet_bytes(table: pa.Table, **how: Any) -> pa.Buffer:
+    """Return a table as a compressed Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", **how)
+    return sink.getvalue()
+
+
 def read_footer(uri: str, options: StorageOptions | None) -> pq.FileMetaData:
     """Read the footer of a source's file, and check it."""
     return parse_footer(uri, *read_end(uri, options))

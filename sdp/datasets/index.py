@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sdp.datasets.columns import table_of
+from sdp.datasets.columns import parquet_bytes, table_of
 from sdp.datasets.records import Whole, dump, parse, reading
-from sdp.datasets.units import Extent, Units, Work
+from sdp.datasets.units import Extent, PartKey, Units, Work
 from sdp.errors import AlreadyExists, DatasetError
 from sdp.storage import Storage
 from sdp.storage.uri import below, join, near, resolved
@@ -140,7 +140,7 @@ class Index:
             works += [Work(self.units[number], version.attempt) for number in version.units]
         return works
 
-    def works_by_part(self) -> dict[tuple[int, int], Work]:
+    def works_by_part(self) -> dict[PartKey, Work]:
         """Return all works by unit and attempt. Readers must ignore a part that is not among them."""
         return {(work.unit.number, work.attempt): work for work in self.works()}
 
@@ -223,13 +223,11 @@ def append(storage: Storage, index: Index, version: Version) -> Index:
     columns = base64.b64encode(version.columns.serialize()).decode() if version.columns.names else ""
     new_rows = (extent.start, extent.stop) if extent else None
     head = _VersionHead(new_rows, version.attempt, version.units, stored_root, columns)
-    sink = pa.BufferOutputStream()
     relative = [below(path, root) for path in version.files["path"].to_pylist()]
     table = version.files.set_column(0, FILES_SCHEMA.field(0), pa.array(relative, pa.string()))
     table = table.replace_schema_metadata({_KEY: dump(head)})
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     try:
-        storage.create(version_name(version.number), sink.getvalue())
+        storage.create(version_name(version.number), parquet_bytes(table, write_page_checksum=True))
     except AlreadyExists as error:
         raise DatasetError(f"{storage.uri}: another job has just changed this dataset's index; run again") from error
     return Index((*index.versions, version), index.unit_rows)

@@ -20,7 +20,7 @@ from sdp.datasets.outcomes import ACCOUNT_SCHEMA, REPEATED, TAKEN_DOWN, Counts, 
 from sdp.datasets.output import Output, read_output
 from sdp.datasets.parts import PartInfo, read_footer, read_info, resolve, verify_part
 from sdp.datasets.tombstones import Tombstones
-from sdp.datasets.units import PARTS, Work, parse_part_name
+from sdp.datasets.units import PARTS, PartKey, Work, parse_part_name
 from sdp.errors import DatasetError, NotFound, SdpError
 from sdp.storage import FileInfo, Storage
 from sdp.storage.named import written_for
@@ -120,12 +120,12 @@ def accounts(storage: Storage, problems: list[str], unit: int | None = None) -> 
     units = [list(attempts) for _, attempts in groupby(sorted(files), key=lambda part: part[0])]
     repeats, taken = _try_read(problems, lambda: repeated_rows(storage)), tombstones.load(storage)
 
-    def account_of(part: tuple[int, int]) -> pa.Table:
+    def account_of(part: PartKey) -> pa.Table:
         info, account = read_footer(storage, files[part])
         refuse_foreign(storage, info, works)
         return account
 
-    def unit_account(attempts: list[tuple[int, int]]) -> pa.Table:
+    def unit_account(attempts: list[PartKey]) -> pa.Table:
         read = (_try_read(problems, partial(account_of, part)) for part in attempts)
         by_attempt = [account for account in read if account is not None]
         if not by_attempt:

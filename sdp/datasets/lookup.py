@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.parts import read_rows
-from sdp.datasets.units import part_name
+from sdp.datasets.units import PartKey, part_name
 from sdp.storage import Storage
 from sdp.urls import BadUrl, parse
 
@@ -23,11 +23,8 @@ _PLAIN_HOST = r"^https?://(?P<host>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::[0-9]*)?
 """The host of a plain URL; every other URL is parsed."""
 
 
-def in_parts(storage: Storage, parts: Iterable[tuple[int, int]], wanted: Mapping[str, Set[str]]) -> list[Hit]:
-    """Find the written rows of some parts that have one of the wanted URLs, in normal form, or hashes.
-
-    A part is given by its unit and attempt.
-    """
+def in_parts(storage: Storage, parts: Iterable[PartKey], wanted: Mapping[str, Set[str]]) -> list[Hit]:
+    """Find the written rows of some parts that have one of the wanted URLs, in normal form, or hashes."""
     by_part = ordered_map(lambda part: _in_part(storage, part_name(*part), wanted), parts, workers=8)
     return [hit for hits in by_part for hit in hits]
 

@@ -18,12 +18,13 @@ from pydantic import AfterValidator, Field
 import sdp
 from sdp.console import counted
 from sdp.datasets import repeated
+from sdp.datasets.columns import parquet_bytes
 from sdp.datasets.concurrently import ordered_map
 from sdp.datasets.outcomes import Counts, StoredCounts
 from sdp.datasets.output import HEAD, Head, Output, json_in, read_head, refuse_other_format
 from sdp.datasets.parts import PartInfo, read_info
 from sdp.datasets.records import Identifier, Whole, dump, parse, reading
-from sdp.datasets.units import PARTS, Work, parse_part_name
+from sdp.datasets.units import PARTS, PartKey, Work, parse_part_name
 from sdp.errors import AlreadyExists, DatasetError, NotFound
 from sdp.storage import FileInfo, Storage
 from sdp.storage.uri import near, resolved
@@ -43,11 +44,7 @@ PARTS_SCHEMA = pa.schema(
         pa.field("etag", pa.string()),
         pa.field("unit", pa.int64(), nullable=False),
         pa.field("attempt", pa.int16(), nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("stop", pa.int64(), nullable=False),
-        pa.field("written", pa.int64(), nullable=False),
-        pa.field("filtered", pa.int64(), nullable=False),
-        pa.field("failed", pa.int64(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in ("start", "stop", "written", "filtered", "failed")),
         pa.field("retried", pa.int64(), nullable=False),  # failures of earlier attempts that it supersedes
         pa.field(
             "row_groups",
@@ -269,9 +266,7 @@ def check_ledger(output: Output, parts: Sequence[PartInfo]) -> Counts:
     return counts
 
 
-def refuse_foreign(
-    storage: Storage, part: PartInfo, works: Mapping[tuple[int, int], Work], kind: str | None = None
-) -> None:
+def refuse_foreign(storage: Storage, part: PartInfo, works: Mapping[PartKey, Work], kind: str | None = None) -> None:
     """Refuse a part that is not among a dataset's works, or of another kind."""
     if works.get((part.unit.number, part.attempt)) != part.work or (kind is not None and part.kind != kind):
         raise DatasetError(f"{storage.uri_of(part.path)}: not a part of this dataset; move it away")
@@ -305,8 +300,7 @@ def finish(
     A dataset that its newest manifest still describes keeps that manifest.
     """
     storage = output.storage
-    missing = output.pending()
-    if missing:
+    if missing := output.pending():
         raise DatasetError(
             f"{storage.uri}: {counted(len(missing), 'part')} missing, first {missing[0].name}; run the job again"
         )
@@ -314,9 +308,8 @@ def finish(
     counts = check_ledger(output, parts)
     versions = _versions(storage)
     newest = _readable(storage, versions[-1]) if versions else None
-    listing = pa.BufferOutputStream()
-    pq.write_table(parts_table(parts, _listed(storage, newest)), listing, compression="zstd")
-    digest = hashlib.sha256(listing.getvalue()).hexdigest()
+    listing = parquet_bytes(parts_table(parts, _listed(storage, newest)))
+    digest = hashlib.sha256(listing).hexdigest()
     repeated_rows = find_repeated(parts, digest) if find_repeated is not None else 0
     draft = Manifest(
         kind=output.head.kind,
@@ -339,7 +332,7 @@ def finish(
     if newest is not None and _content(replace(newest, input=_portable(newest.input, storage.uri))) == _content(draft):
         storage.publish_held(MANIFEST, storage.read(versions[-1]), check)
         return open_dataset(storage)
-    storage.publish(draft.files, listing.getvalue())
+    storage.publish(draft.files, listing)
     check()
     try:
         storage.create(_version_name(draft.version), dump(draft))

@@ -14,7 +14,7 @@ from sdp.config.phrases import got
 from sdp.datasets import index as index_files
 from sdp.datasets.index import Index
 from sdp.datasets.records import Identifier, dump, parse, reading
-from sdp.datasets.units import PARTS, Work, parse_part_name
+from sdp.datasets.units import PARTS, PartKey, Work, parse_part_name
 from sdp.errors import DatasetError, NotFound
 from sdp.storage import Storage
 
@@ -113,7 +113,7 @@ def json_in(content: bytes, where: str) -> dict[str, Any]:
     return data
 
 
-def parts_in(storage: Storage) -> set[tuple[int, int]]:
+def parts_in(storage: Storage) -> set[PartKey]:
     """Return the parts in a folder, as (unit, attempt); files of other names are ignored."""
     return {part for name in storage.names(PARTS) if (part := parse_part_name(name)) is not None}
 
@@ -127,8 +127,7 @@ def _refuse_different(storage: Storage, stored: Head, wanted: Head) -> None:
         {"output.rows_per_file": head.unit_rows, "derived": head.derived, **head.identity}
         for head in (stored, parse(Head, dump(wanted)))
     )
-    differing = sorted(path for path in now if before.get(path) != now[path])
-    if differing:
+    if differing := sorted(path for path in now if before.get(path) != now[path]):
         changes = "; ".join(
             f"{path} was {json.dumps(before.get(path))} and is {json.dumps(now.get(path))} now" for path in differing
         )

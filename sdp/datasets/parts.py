@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdp.datasets import records
-from sdp.datasets.columns import end_of, plain_footer
+from sdp.datasets.columns import end_of, parquet_bytes, plain_footer
 from sdp.datasets.outcomes import ACCOUNT_SCHEMA, FAILED, WRITTEN, Counts, StoredCounts, count
 from sdp.datasets.records import Identifier, Whole, parse
 from sdp.datasets.units import Addresses, Unit, Work, parse_part_name, part_name
@@ -246,19 +246,14 @@ def _check_part(work: Work, rows: pa.Table, account: pa.Table) -> None:
         raise ValueError(f"{work.name}: the rows are not the account's written rows")
 
 
-def _account_bytes(account: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    # Consecutive addresses take almost no space as deltas.
-    pq.write_table(
+def _account_bytes(account: pa.Table) -> pa.Buffer:
+    return parquet_bytes(
         account,
-        sink,
-        compression="zstd",
         use_dictionary=["outcome", "reason", "detail", "attempts"],
-        column_encoding={"row": "DELTA_BINARY_PACKED"},
+        column_encoding={"row": "DELTA_BINARY_PACKED"},  # consecutive addresses take almost no space as deltas
         write_statistics=False,
         store_schema=False,
     )
-    return bytes(sink.getvalue())
 
 
 def _open(storage: Storage, path: str, *, verify: bool = False) -> pq.ParquetFile:

@@ -32,6 +32,8 @@ PIECE_ROWS = 4_000_000
 _PARTITION_ROWS = 16_000_000
 
 Keys = NDArray[np.uint64]
+Partitioned = list[tuple[Keys, Addresses]]
+"""The keys and rows of each partition."""
 Find = Callable[[Sequence[PartInfo], str], int]
 """A function that finds, stores and counts the repeated rows of some parts; the digest is that of their list."""
 
@@ -124,7 +126,7 @@ def partitions_for(rows: int) -> int:
     return max(1, -(-rows // _PARTITION_ROWS))
 
 
-def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> list[tuple[Keys, Addresses]]:
+def read_hashes(storage: Storage, paths: Sequence[str], partitions: int) -> Partitioned:
     """Return 64 bits of the hashes in some parts, with their rows, by partition."""
     table = read_columns(storage, paths, ["row", "sha256"])
     keys = np.array([int(digits[:16], 16) for digits in table["sha256"].to_pylist()], np.uint64)
@@ -136,7 +138,7 @@ def read_columns(storage: Storage, paths: Sequence[str], columns: list[str]) -> 
     return pa.concat_tables(ordered_map(lambda path: read_rows(storage, path, columns), paths, workers=8))
 
 
-def partitioned(keys: Keys, rows: Addresses, partitions: int) -> list[tuple[Keys, Addresses]]:
+def partitioned(keys: Keys, rows: Addresses, partitions: int) -> Partitioned:
     """Return the keys and rows of each partition."""
     return divided(keys % np.uint64(partitions), partitions, keys, rows)
 

@@ -273,13 +273,11 @@ def _units_of(index: Index, files: pa.Table) -> list[int]:
 def _footer(file: SourceFile, columns: Sequence[str], options: StorageOptions | None) -> pq.FileMetaData:
     footer = read_new_footer(file.uri, options)
     names = footer.schema.to_arrow_schema().names
-    missing = [column for column in columns if column not in names]
-    if missing:
+    if missing := [column for column in columns if column not in names]:
         raise DatasetError(
             f"{file.uri}: no column {', '.join(missing)}; it has {', '.join(names)}; set the source's column names"
         )
-    repeated = [column for column in columns if names.count(column) > 1]
-    if repeated:
+    if repeated := [column for column in columns if names.count(column) > 1]:
         raise DatasetError(
             f"{file.uri}: {names.count(repeated[0])} columns are named {repeated[0]}; rename all but one"
         )

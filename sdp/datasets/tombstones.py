@@ -24,12 +24,13 @@ import pyarrow.parquet as pq
 from pydantic import Field, PlainSerializer, PlainValidator
 from pyroaring import BitMap64
 
-from sdp.datasets.columns import table_of
+from sdp.datasets.columns import parquet_bytes, table_of
 from sdp.datasets.lookup import in_parts
 from sdp.datasets.manifest import read_manifest
 from sdp.datasets.output import parts_in, read_head, read_output
 from sdp.datasets.records import Whole, dump, reading
 from sdp.datasets.records import parse as parse_record
+from sdp.datasets.units import PartKey
 from sdp.errors import AlreadyExists, DatasetError, NotFound, UserError
 from sdp.storage import Storage, open_storage
 from sdp.urls import BadUrl, parse
@@ -65,13 +66,9 @@ class Tombstones:
     listed: pa.Table
     """The entries of all lists."""
 
-    @property
-    def urls(self) -> frozenset[str]:
-        return _values(self.listed, "url")
-
-    @property
-    def hashes(self) -> frozenset[str]:
-        return _values(self.listed, "sha256")
+    def values(self, kind: str) -> frozenset[str]:
+        """Return the listed values of a kind."""
+        return _values(self.listed, kind)
 
     def mask(self, rows: Sequence[int]) -> list[bool]:
         """Return for each address whether it has been taken down."""
@@ -246,7 +243,7 @@ class _Lookup:
         head = parse_record(_Lookup, (table.schema.metadata or {})[_KEY])
         return replace(head, hits=table.replace_schema_metadata(None))
 
-    def has(self, part: tuple[int, int]) -> bool:
+    def has(self, part: PartKey) -> bool:
         return part[0] in self.parts.get(part[1], ())
 
 
@@ -345,11 +342,10 @@ def _read(data: bytes) -> pa.Table:
 
 
 def _create(storage: Storage, folder: str, first: int, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    data = parquet_bytes(table, write_page_checksum=True)
     for number in range(first, 1_000_000):
         try:
-            storage.create(f"{folder}{number:06d}.pq", sink.getvalue())
+            storage.create(f"{folder}{number:06d}.pq", data)
             return
         except AlreadyExists:
             continue  # another process has just written this number

@@ -14,6 +14,8 @@ PARTS = "parts/"
 _NAME = re.compile(r"parts/(\d{9,15})(?:\.a(\d{3,6}))?\.parquet", re.ASCII)
 
 Addresses = NDArray[np.int64]
+PartKey = tuple[int, int]
+"""The unit and the attempt of a part."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +56,7 @@ def part_name(unit: int, attempt: int = 0) -> str:
     return f"{PARTS}{unit:09d}{suffix}.parquet"
 
 
-def parse_part_name(path: str) -> tuple[int, int] | None:
+def parse_part_name(path: str) -> PartKey | None:
     """Return the unit and attempt of a part's path; None for any other path."""
     match = _NAME.fullmatch(path)
     return (int(match[1]), int(match[2] or 0)) if match else None

@@ -7,7 +7,6 @@ the output shows the whole state.
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,6 +47,10 @@ _HUB_RESTARTS = 30
 _TRIES = 10
 """Deaths of downloaders at the same span after which a download gives up."""
 _WAIT_S = 0.5
+
+
+Written = tuple[list[PartInfo], DownloadFigures]
+"""The footers of written parts, and the run's figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     return DownloadSummary(dataset, figures)
 
 
-def _write_pending(
-    config: DownloadConfig, output: Output, rules: Rules, pending: list[Work], lease: Lease
-) -> tuple[list[PartInfo], DownloadFigures]:
+def _write_pending(config: DownloadConfig, output: Output, rules: Rules, pending: list[Work], lease: Lease) -> Written:
     """Write the pending parts, on Ray or in this process; return their footers and the run's figures."""
     if not pending:
         return [], DownloadFigures()
@@ -164,9 +165,7 @@ def _hubs(config: DownloadConfig, placement: Placement) -> list[Any]:
     return [start() for _ in range(hubs_for(int(placement.cpus) * placement.most))]
 
 
-def write_parts(
-    runner: Runner, stages: DownloadStages, output: Output, pending: Sequence[Work], lease: Lease
-) -> tuple[list[PartInfo], DownloadFigures]:
+def write_parts(runner: Runner, stages: DownloadStages, output: Output, pending: list[Work], lease: Lease) -> Written:
     """Write all pending parts; return their footers and the run's figures."""
     rows, infos, began = messages.rows_to_do(output, pending), list[PartInfo](), time.monotonic()
     left = deque(spans(output.index, pending, stages.workers))
@@ -200,8 +199,7 @@ def write_parts(
 
 def _refuse_unfinished(output: Output) -> None:
     """Refuse a retry while parts of the first attempt are missing."""
-    missing = [work for work in output.pending() if not work.attempt]
-    if missing:
+    if missing := [work for work in output.pending() if not work.attempt]:
         raise DatasetError(
             f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
             "--only-failed first"
@@ -211,4 +209,8 @@ def _refuse_unfinished(output: Output) -> None:
 def _with_takedowns(rules: Rules, storage: Storage) -> Rules:
     """Return the rules with the takedowns of this dataset."""
     taken = tombstones.load(storage)
-    return replace(rules, taken_down=blocklists.of_takedowns(taken.urls, taken.hashes), taken_down_rows=taken.rows)
+    return replace(
+        rules,
+        taken_down=blocklists.of_takedowns(taken.values("url"), taken.values("sha256")),
+        taken_down_rows=taken.rows,
+    )

@@ -98,10 +98,8 @@ def plan(table: pa.Table, rows: Addresses, rules: Rules) -> tuple[list[RowToFetc
         return RowToFetch(row, at, url, caption, f"{long_captions[at]}, cut" if at in long_captions else None)
 
     decided = [decide(at, row) for at, row in enumerate(rows.tolist())]
-    return (
-        [row for row in decided if isinstance(row, RowToFetch)],
-        [row for row in decided if isinstance(row, Outcome)],
-    )
+    to_fetch = [row for row in decided if isinstance(row, RowToFetch)]
+    return to_fetch, [row for row in decided if isinstance(row, Outcome)]
 
 
 def _filtered(table: pa.Table, filters: FiltersConfig) -> list[str | None]:

@@ -15,8 +15,7 @@ from sdp.datasets import repeated
 from sdp.datasets.index import Index
 from sdp.datasets.output import Output
 from sdp.datasets.parts import PartInfo
-from sdp.datasets.repeated import Keys, Repeated
-from sdp.datasets.units import Addresses
+from sdp.datasets.repeated import Partitioned, Repeated
 from sdp.download.plan import Rules, plan
 from sdp.download.spans import iter_units
 from sdp.runners.exchange import exchange
@@ -45,8 +44,7 @@ def find_content(
     storage: Storage, labels: Mapping[str, str], check: Callable[[], None], parts: Sequence[PartInfo], digest: str
 ) -> int:
     """Find and store the rows that repeat the content of a lower row; return their number."""
-    known = repeated.known(storage, digest)
-    if known is not None:
+    if (known := repeated.known(storage, digest)) is not None:
         return known
     rows = sum(part.counts.written for part in parts)
     read = partial(repeated.read_hashes, storage)
@@ -55,9 +53,7 @@ def find_content(
     return repeated.keep(storage, digest, repeats, check)
 
 
-def read_urls(
-    index: Index, rules: Rules, options: StorageOptions, piece: range, partitions: int
-) -> list[tuple[Keys, Addresses]]:
+def read_urls(index: Index, rules: Rules, options: StorageOptions, piece: range, partitions: int) -> Partitioned:
     """Return the hashes of the URLs in a piece that are to be fetched, with their rows, by partition."""
     lengths = [min(_READ_ROWS, piece.stop - at) for at in piece[::_READ_ROWS]]
     tables = iter_units(lengths, index.slices(piece.start, piece.stop), rules.columns(), index.columns, options)

@@ -24,9 +24,7 @@ _PLAIN = ("row", "image", *_SIDES)
 SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("url", pa.string(), nullable=False),
-        pa.field("caption", pa.string(), nullable=False),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("key", "url", "caption")),
         pa.field("image", pa.binary(), nullable=False),
         *(pa.field(name, pa.int32(), nullable=False) for name in _SIDES),
         pa.field("sha256", pa.string(), nullable=False),

@@ -200,7 +200,7 @@ def test_a_list_of_the_first_form_with_its_rows_in_it_is_understood(tmp_path: Pa
     pq.write_table(table_of(entries, tombstones.SCHEMA), tmp_path / "images/_tombstones/000000.pq")
     held = tombstones.load(images.storage)
     assert list(held.rows) == [4, 12]
-    assert held.urls == {"http://host/12"}
+    assert held.values("url") == {"http://host/12"}
     assert len(held) == 2, "two spellings of one address are one takedown"
 
 
