@@ -372,19 +372,18 @@ class Fetcher(Generic[Token]):
         if not (failure and (failure.unreachable or failure.silent)):
             self._strikes.pop(host, None)
             self._served_at[host] = now
-        if failure is None and status in transfer.REDIRECT_STATUSES:
-            self._buffer.release(slot.reserved)
+        is_redirect = status in transfer.REDIRECT_STATUSES
+        kept = 0 if failure or is_redirect or request.robots_of else slot.size  # an image's last user releases it
+        self._buffer.release(slot.reserved - kept)
+        if failure is not None:
+            self._retry_or_fail(request, failure, status, now)
+        elif is_redirect:
             self._follow(request, slot.location, now)
-        elif failure is None and request.robots_of:
-            self._buffer.release(slot.reserved)
+        elif request.robots_of:
             self._note_robots(request.robots_of, b"".join(slot.pieces), None)
-        elif failure is None:
-            self._buffer.release(slot.reserved - slot.size)
+        else:
             request.body, request.size, request.failure = slot.pieces, slot.size, None
             self._deliver(request)
-        else:
-            self._buffer.release(slot.reserved)
-            self._retry_or_fail(request, failure, status, now)
 
     def _follow(self, request: Request[Token], location: str, now: float) -> None:
         if request.hops >= _MOST_REDIRECTS:

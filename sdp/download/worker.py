@@ -71,8 +71,7 @@ class DownloadWorker:
             return read_info(output, output.stat(task.work.name))
         unit = UnitRun(task, self._settings.rules)
         with self._lock:
-            for outcome in unit.refused:
-                self._figures.outcomes[outcome.outcome, outcome.reason or ""] += 1
+            self._figures.outcomes.update((outcome.outcome, outcome.reason or "") for outcome in unit.refused)
         with self._turn:  # the next unit's requests come after this one's
             while not self._fetcher.wait_for_room(_CHECK_S):
                 self._check()
