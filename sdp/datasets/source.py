@@ -36,7 +36,6 @@ def freeze_source(
     carried: Sequence[str] = (),
     uri: str = "",
     limit: int | None = None,
-    options: StorageOptions | None = None,
 ) -> Output:
     """Assign addresses to the rows of Parquet files, at most to the first `limit`.
 
@@ -47,6 +46,7 @@ def freeze_source(
     if not files:
         raise DatasetError("source.uri: no Parquet files; check the URI")
     index, root = _follow_move(output.index, files, uri)
+    options = output.storage.options
     fresh = _new_files(index, files, options)
     rows, listed, begun = index.listed_rows, [], bool(index.versions)
     fixed = index.columns.names
@@ -82,7 +82,6 @@ def freeze_files(
     *,
     uri: str = "",
     limit: int | None = None,
-    options: StorageOptions | None = None,
     count: Callable[[str], int] | None = None,
     renewed: Collection[str] | None = None,
 ) -> Output:
@@ -92,6 +91,7 @@ def freeze_files(
     `renewed` it is not: these files get further addresses.
     """
     index, root = _follow_move(output.index, files, uri)
+    options = output.storage.options
     fresh = list(ordered_map(lambda file: with_sample(file, options), _new_files(index, files, options, renewed)))
     counts = list(ordered_map(lambda file: count(file.uri), fresh)) if count else [1] * len(fresh)
     stops = list(accumulate(counts, initial=index.listed_rows))
@@ -154,14 +154,12 @@ def _replaced(upstream: Dataset, path: str) -> tuple[tuple[int, str | None], ...
     return read_info(upstream.storage, upstream.storage.stat(path)).replaced
 
 
-def order_retry(
-    output: Output, dataset: Dataset, files: Sequence[SourceFile] = (), options: StorageOptions | None = None
-) -> Output:
+def order_retry(output: Output, dataset: Dataset, files: Sequence[SourceFile] = ()) -> Output:
     """Request another attempt at every unit with failures; continue a retry that the manifest does not list instead.
 
     A changed file of the source's `files` is recorded if its only row had failed before, and refused otherwise.
     """
-    repaired = _repaired(output, files, options)
+    repaired = _repaired(output, files)
     retries = [version for version in output.index.versions if version.units]
     listed = set(zip(*(dataset.parts[name].to_pylist() for name in ("unit", "attempt")), strict=True))
     if retries and any((unit, retries[-1].attempt) not in listed for unit in retries[-1].units):
@@ -170,9 +168,9 @@ def order_retry(
     return _append_attempt(output, repaired, units) if units else output
 
 
-def _repaired(output: Output, files: Sequence[SourceFile], options: StorageOptions | None) -> pa.Table:
+def _repaired(output: Output, files: Sequence[SourceFile]) -> pa.Table:
     """Return the files that were replaced after their only row had failed; refuse other changes."""
-    index, known = output.index, known_files(output.index)
+    index, known, options = output.index, known_files(output.index), output.storage.options
     changed = {f.uri: f for f in files if f.uri in known and not unchanged(f, *known[f.uri], options)}
     table = index.files.filter(pc.is_in(index.files["path"], pa.array(list(changed), pa.string())))
     attempt = _next_attempt(index)

@@ -77,7 +77,7 @@ def run(config: DownloadConfig, *, dry_run: bool = False, only_failed: bool = Fa
     limit = config.limit if before is None else existing.index.rows  # new rows of the source wait for another run
     columns, uri = rules.columns(), config.source.uri
     carried = config.source.columns
-    planned = freeze_source(existing, files, columns, carried=carried, uri=uri, limit=limit, options=options)
+    planned = freeze_source(existing, files, columns, carried=carried, uri=uri, limit=limit)
     schema = pq.read_schema(open_source(files[0].uri, options))
     for key in ("url_column", "caption_column"):  # before each of their rows fails
         check_column(f"source.{key}", getattr(config.source, key), "text", schema, files[0].uri)

@@ -48,12 +48,10 @@ def spans(index: Index, pending: Sequence[Work], workers: int) -> list[Span]:
     return [Span(tuple(run), tuple(index.slices(run[0].unit.start, run[-1].unit.stop)), index.columns) for run in runs]
 
 
-def read_span(
-    span: Span, columns: Sequence[str], output: Storage, options: StorageOptions | None = None
-) -> Iterator[UnitTask]:
+def read_span(span: Span, columns: Sequence[str], output: Storage) -> Iterator[UnitTask]:
     """Yield the tasks of a span, each with its rows of the source, as soon as they are read."""
     lengths = [work.unit.stop - work.unit.start for work in span.works]
-    tables = iter_units(lengths, span.slices, columns, span.types, options)
+    tables = iter_units(lengths, span.slices, columns, span.types, output.options)
     for work, table in zip(span.works, tables, strict=True):
         rows, retried = np.arange(work.unit.start, work.unit.stop, dtype=np.int64), dict[str, int]()
         if work.attempt:

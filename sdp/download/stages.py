@@ -39,7 +39,7 @@ class DownloadStages:
     def work(self, worker: DownloadWorker, value: Span) -> list[PartInfo]:
         """Write the parts of a span."""
         rules, output = self.settings.rules, self.settings.output
-        return [worker.make(task) for task in read_span(value, rules.columns(), output, output.options)]
+        return [worker.make(task) for task in read_span(value, rules.columns(), output)]
 
 
 class Hub:

@@ -44,7 +44,8 @@ class PictureSet:
         """Assign addresses to the pictures, and return the units that have some, each as one piece."""
         with tempfile.TemporaryDirectory(prefix="sdp-evaluate-") as folder:  # for the index alone
             head = Head("features", UNIT_ROWS, self.pictures.dataset is not None, {})
-            output = self.pictures.freeze(open_output(open_storage(folder), head), self.limit, self.spec.storage)
+            storage = open_storage(folder, self.spec.storage)
+            output = self.pictures.freeze(open_output(storage, head), self.limit)
             planner = self.pictures.planner(output, sys.maxsize, self.spec.storage)
             return [(self.name, piece) for work in output.index.works() for piece in planner(work)]
 

@@ -114,24 +114,24 @@ def begin(prepared: Prepared[Config, Spec], *, only_failed: bool, changed: bool 
     output = open_output(prepared.spec.output, prepared.head, writes=write)
     if only_failed:
         dataset = open_dataset(prepared.spec.output, prepared.head.kind)
-        return order_retry(output, dataset, prepared.pictures.files, prepared.spec.storage)
-    pictures, limit, options = prepared.pictures, prepared.config.limit, prepared.spec.storage
+        return order_retry(output, dataset, prepared.pictures.files)
+    pictures, limit = prepared.pictures, prepared.config.limit
     if changed:
         _refuse_changed(prepared)
     if pictures.kind != "pictures" or not isinstance(prepared.config, ProcessConfig):
-        return pictures.freeze(output, limit, options)
+        return pictures.freeze(output, limit)
     taken_down = tombstones.load(output.storage).rows
-    changes = changes_of(output, pictures, taken_down, options)
+    changes = changes_of(output, pictures, taken_down)
     if changed:
         say(f"process: {changes}" if str(changes) else "process: no picture or caption has changed")
     elif str(changes):
         say(f"{changes}; {rerun('process', '--changed')} does these rows again, and takes down what is gone")
         waiting = {stem_of(uri) for uri in changes.captioned}  # listed once their pictures are done
         pictures = replace(pictures, texts=tuple(t for t in pictures.texts if stem_of(t.uri) not in waiting))
-    output = pictures.freeze(output, limit, options, changes.renewed if changed else ())
+    output = pictures.freeze(output, limit, changes.renewed if changed else ())
     if changed and changes.captioned:
         dataset = open_dataset(output.storage, prepared.head.kind)
-        output = order_retry(output, dataset, pictures.files, options)
+        output = order_retry(output, dataset, pictures.files)
     # A run that was interrupted here may have left superseded rows that are not taken down.
     rows = (superseded(output.index) | BitMap64(changes.gone_rows if changed else ())) - taken_down
     if rows and write:

@@ -15,7 +15,7 @@ from sdp.datasets.output import Output
 from sdp.datasets.source import known_files
 from sdp.sources.pictures import Pictures
 from sdp.sources.reading import stem_of
-from sdp.storage import Storage, StorageOptions
+from sdp.storage import Storage
 from sdp.storage.moved import root_of, unchanged
 
 _NAMED = 3
@@ -58,9 +58,9 @@ class Changes:
         return ", ".join(parts)
 
 
-def changes_of(output: Output, pictures: Pictures, taken_down: BitMap64, options: StorageOptions) -> Changes:
+def changes_of(output: Output, pictures: Pictures, taken_down: BitMap64) -> Changes:
     """Compare a folder's files with those that an output's index lists."""
-    index = output.index
+    index, options = output.index, output.storage.options
     present = {file.uri: file for file in (*pictures.files, *pictures.texts)}
     if root := root_of(pictures.uri, pictures.files):
         index = index.moved(root)

@@ -60,9 +60,7 @@ class Pictures:
             return f"{self.dataset.manifest.counts.written:,} pictures, {self.dataset.head.kind}"
         return f"{len(self.files):,} {self.kind}"
 
-    def freeze(
-        self, output: Output, limit: int | None, options: StorageOptions, renewed: Collection[str] | None = None
-    ) -> Output:
+    def freeze(self, output: Output, limit: int | None, renewed: Collection[str] | None = None) -> Output:
         """Assign addresses: a dataset's own, or else the order of file names and rows.
 
         With `renewed`, captions beside pictures are listed, and changes are accepted: these files get new addresses.
@@ -71,10 +69,10 @@ class Pictures:
             return freeze_upstream(output, self.dataset, limit=limit)
         if self.kind == "Parquet files":
             columns = list(dict.fromkeys([self.columns.image, *self.captions, *self.others]))
-            return freeze_source(output, self.files, columns, uri=self.uri, limit=limit, options=options)
+            return freeze_source(output, self.files, columns, uri=self.uri, limit=limit)
         files = self.files if renewed is None else (*self.files, *self.texts)
-        count = _rows_of if self.kind == "pictures" else partial(count_samples, options=options)
-        return freeze_files(output, files, uri=self.uri, limit=limit, options=options, count=count, renewed=renewed)
+        count = _rows_of if self.kind == "pictures" else partial(count_samples, options=output.storage.options)
+        return freeze_files(output, files, uri=self.uri, limit=limit, count=count, renewed=renewed)
 
     def planner(self, output: Output, piece_rows: int, options: StorageOptions) -> Planner:
         """Return the planner that cuts units into pieces."""

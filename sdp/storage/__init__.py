@@ -6,7 +6,7 @@ a result or with one line that says what was wrong, where, and what to do.
 
 from sdp.storage.base import Data, FileInfo, SourceFile, Storage, StorageOptions
 from sdp.storage.opening import list_source, open_source, open_storage
-from sdp.storage.uri import is_read_only, join
+from sdp.storage.uri import is_read_only
 
 __all__ = [
     "Data",
@@ -15,7 +15,6 @@ __all__ = [
     "Storage",
     "StorageOptions",
     "is_read_only",
-    "join",
     "list_source",
     "open_source",
     "open_storage",

@@ -38,7 +38,7 @@ def test_the_stages_of_a_job_to_add_measure_good_pictures_and_account_for_the_ot
     options = StorageOptions()
     pictures = open_pictures("source", str(tmp_path / "pictures"), options, Selection())
     output = open_output(open_storage(str(tmp_path / "out")), Head("brightness", 9, False, {}))
-    output = pictures.freeze(output, None, options)
+    output = pictures.freeze(output, None)
     spec = names["BrightnessSpec"](
         columns=pictures.columns, storage=options, output=output.storage, recipe=Recipe((64,)),
         settings=EncoderSettings(dtype="fp32", batch_sizes={64: 8}), taken_down=BitMap64([1]).serialize(),

@@ -39,7 +39,7 @@ def open_with(source: Path, *tables: JoinedTable, **settings: Any) -> Pictures:
 
 def rows_of(pictures: Pictures, out: Path, piece: int = 7) -> list[SourceRow]:
     head = Head("latents", 25, pictures.dataset is not None, {})
-    output = pictures.freeze(open_output(open_storage(str(out)), head), None, OPTIONS)
+    output = pictures.freeze(open_output(open_storage(str(out)), head), None)
     planner = pictures.planner(output, piece, OPTIONS)
     pieces = [planned for work in output.pending() for planned in planner(work)]
     return [row for planned in pieces for row in read_piece(planned, pictures.columns, options=OPTIONS)]

@@ -37,7 +37,7 @@ def rows_of(uri: Path, out: Path, **settings: Any) -> list[SourceRow]:
     """All rows, read unit by unit in pieces of at most three."""
     pictures = open_pictures("source", str(uri), OPTIONS, Selection(required=True, **settings))
     head = Head("latents", UNIT, pictures.dataset is not None, {})
-    output = pictures.freeze(open_output(open_storage(str(out)), head), None, OPTIONS)
+    output = pictures.freeze(open_output(open_storage(str(out)), head), None)
     planner = pictures.planner(output, 3, OPTIONS)
     rows = []
     for work in output.pending():

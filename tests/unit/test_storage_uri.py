@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdp.errors import UserError
-from sdp.storage import join, open_storage
+from sdp.storage import open_storage
 from sdp.storage.base import checked
-from sdp.storage.uri import is_read_only, parse, shown
+from sdp.storage.uri import is_read_only, join, parse, shown
 
 
 @pytest.mark.parametrize(
