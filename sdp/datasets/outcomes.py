@@ -100,9 +100,8 @@ class Outcome:
 
     def __post_init__(self) -> None:
         known = REASONS.get(self.outcome)
-        if self.outcome not in OUTCOMES or (
-            self.reason is not None if known is None else rule_of(self.reason or "") not in known
-        ):
+        is_misplaced = self.reason is not None if known is None else rule_of(self.reason or "") not in known
+        if self.outcome not in OUTCOMES or is_misplaced:
             raise ValueError(f"row {self.row}: no such outcome: {self.outcome}, reason {self.reason}")
 
 

@@ -138,10 +138,9 @@ def serialise(
     ) as writer:
         if rows.num_rows:
             writer.write_table(rows, row_group_size=layout.row_group_rows)
+        encoded = base64.b64encode(_account_bytes(account))
         # Parquet would store the schema's metadata twice.
-        writer.add_key_value_metadata(
-            {_PART_KEY: json.dumps(head).encode(), _ACCOUNT_KEY: base64.b64encode(_account_bytes(account))}
-        )
+        writer.add_key_value_metadata({_PART_KEY: json.dumps(head).encode(), _ACCOUNT_KEY: encoded})
     return sink.getvalue()
 
 

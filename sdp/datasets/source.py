@@ -175,9 +175,8 @@ def _repaired(output: Output, files: Sequence[SourceFile]) -> pa.Table:
     table = index.files.filter(pc.is_in(index.files["path"], pa.array(list(changed), pa.string())))
     attempt = _next_attempt(index)
     units = _units_of(index, table.filter(pc.field("first_row") < index.rows))
-    failed = {
-        row for unit in units for row in failed_before(output.storage, Work(index.units[unit], attempt))[0].tolist()
-    }
+    retries = [Work(index.units[unit], attempt) for unit in units]
+    failed = {row for work in retries for row in failed_before(output.storage, work)[0].tolist()}
     rows = []
     for row in {row["path"]: row for row in table.to_pylist()}.values():  # the last address of a file that has several
         file = with_sample(changed[row["path"]], options)

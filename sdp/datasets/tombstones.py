@@ -314,9 +314,8 @@ def _read_list(storage: Storage, name: str) -> pa.Table:
             raise ValueError("{kind} {value} {row} is not a takedown".format(**table.slice(bad, 1).to_pylist()[0]))
     unusual = pc.and_(pc.equal(kinds, "url"), pc.invert(pc.match_substring_regex(table["value"], _NORMAL)))
     normal = pa.array(map(_normal, table["value"].filter(unusual).to_pylist()), pa.string())
-    return table.set_column(
-        1, "value", pc.replace_with_mask(table["value"].combine_chunks(), unusual.combine_chunks(), normal)
-    )
+    values = table["value"].combine_chunks()
+    return table.set_column(1, "value", pc.replace_with_mask(values, unusual.combine_chunks(), normal))
 
 
 def _normal(url: str) -> str:

@@ -119,9 +119,8 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: OnHeader = lam
         reason, detail = "undecodable", f"{type(error).__name__}: {error}"
         if isinstance(error, ImageError):
             reason, detail = error.reason, error.detail
-        if lacks_memory(error) or (
-            reason == "undecodable" and header is not None and not has_room(header.width, header.height)
-        ):
+        is_cramped = reason == "undecodable" and header is not None and not has_room(header.width, header.height)
+        if is_cramped or lacks_memory(error):
             reason, detail = "no_memory", f"no memory for {_size(header)} within its limit"
         return Checked(FAILED, reason, detail, sha256=digest)
 

@@ -133,15 +133,13 @@ def _write_pending(config: DownloadConfig, output: Output, rules: Rules, pending
         rules = replace(rules, repeated_urls=repeated_urls)
     if alone:
         stages = DownloadStages(WorkerSettings(config, output.storage, rules, min(cores, cpus)))
-        return write_parts(
-            Here(stages, "download", "downloader", at_once=UNITS_AT_ONCE), stages, output, pending, lease
-        )
+        here = Here(stages, "download", "downloader", at_once=UNITS_AT_ONCE)
+        return write_parts(here, stages, output, pending, lease)
     from sdp.runners.on_ray import OnRay
 
     placement = plan_workers(config, len(pending))
-    stages = DownloadStages(
-        WorkerSettings(config, output.storage, rules, int(placement.cpus)), placement.most, _hubs(config, placement)
-    )
+    settings = WorkerSettings(config, output.storage, rules, int(placement.cpus))
+    stages = DownloadStages(settings, placement.most, _hubs(config, placement))
     return write_parts(OnRay(stages, placement), stages, output, pending, lease)
 
 

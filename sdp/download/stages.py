@@ -32,9 +32,8 @@ class DownloadStages:
         """Start the threads and decoders of a worker."""
         name, ahead = uuid4().hex, -(-2 * self.settings.config.fetch.connections // max(1, len(self.hubs)))
         pause_s = max(0.02, self.workers / 2000)  # at most 2000 messages a second from all workers
-        return DownloadWorker(
-            self.settings, [SharedGate(name, ahead, partial(_exchange, hub), pause_s) for hub in self.hubs]
-        )
+        gates = [SharedGate(name, ahead, partial(_exchange, hub), pause_s) for hub in self.hubs]
+        return DownloadWorker(self.settings, gates)
 
     def work(self, worker: DownloadWorker, value: Span) -> list[PartInfo]:
         """Write the parts of a span."""

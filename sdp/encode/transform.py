@@ -95,9 +95,9 @@ def _crop_in_sandbox(recipe: Recipe, data: memoryview, on_header: OnHeader) -> t
 
 def _shapes(recipe: Recipe, bucket: int) -> dict[int, tuple[int, int]]:
     """Return the (width, height) of crops by resolution."""
-    return {
-        side: bucket_shapes(side)[bucket] if recipe.crop == "buckets" else (side, side) for side in recipe.resolutions
-    }
+    if recipe.crop != "buckets":
+        return {side: (side, side) for side in recipe.resolutions}
+    return {side: bucket_shapes(side)[bucket] for side in recipe.resolutions}
 
 
 def _crops(image: Image, box: Box, shapes: dict[int, tuple[int, int]]) -> dict[int, Pixels]:

@@ -143,12 +143,9 @@ def addresses(piece: Piece, options: StorageOptions | None = None) -> Addresses:
     return rows[(rows >= unit.start) & (rows < unit.stop)]
 
 
-def _rows_of(
-    table: pa.Table, rows: Addresses, filtered: Sequence[str], columns: Columns, seed: int
-) -> Iterator[SourceRow]:
-    keys, *captions = (
-        table[name] if name in table.column_names else [None] * len(rows) for name in ("key", *columns.captions)
-    )
+def _rows_of(table: pa.Table, rows: Addresses, filtered: list[str], columns: Columns, seed: int) -> Iterator[SourceRow]:
+    names = ("key", *columns.captions)
+    keys, *captions = (table[name] if name in table.column_names else [None] * len(rows) for name in names)
     images = _images(table[columns.image])
     for row, key, image, reason, *cells in zip(rows.tolist(), keys, images, filtered, *captions, strict=True):
         text = _choose(row, [_text(cell) for cell in cells], columns, seed) if columns.text is None else columns.text
