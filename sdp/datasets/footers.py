@@ -60,15 +60,11 @@ class _Reader:
     def __init__(self) -> None:
         self.pipe, far_end = Pipe()
         path = os.pathsep.join([str(Path(sdp.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env, quiet = {**os.environ, "PYTHONPATH": path}, subprocess.DEVNULL
         with far_end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(far_end.fileno())],
-                pass_fds=[far_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-            )
+            fd = far_end.fileno()
+            command = [sys.executable, "-P", "-m", __name__, str(fd)]
+            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=quiet, stdout=quiet, stderr=quiet, env=env)
         try:
             self.pipe.recv_bytes()
         except EOFError:

@@ -37,6 +37,7 @@ _VERSION = re.compile(r"_manifests/(\d{6})\.json", re.ASCII)
 
 log = logging.getLogger(__name__)
 
+_ROW_GROUP = pa.struct([("rows", pa.int64()), ("offset", pa.int64()), ("bytes", pa.int64())])
 PARTS_SCHEMA = pa.schema(
     [
         pa.field("path", pa.string(), nullable=False),
@@ -46,11 +47,7 @@ PARTS_SCHEMA = pa.schema(
         pa.field("attempt", pa.int16(), nullable=False),
         *(pa.field(name, pa.int64(), nullable=False) for name in ("start", "stop", "written", "filtered", "failed")),
         pa.field("retried", pa.int64(), nullable=False),  # failures of earlier attempts that it supersedes
-        pa.field(
-            "row_groups",
-            pa.list_(pa.struct([("rows", pa.int64()), ("offset", pa.int64()), ("bytes", pa.int64())])),
-            nullable=False,
-        ),
+        pa.field("row_groups", pa.list_(_ROW_GROUP), nullable=False),
     ]
 )
 

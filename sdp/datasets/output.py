@@ -123,10 +123,8 @@ def _refuse_different(storage: Storage, stored: Head, wanted: Head) -> None:
         raise DatasetError(
             f"output.uri: {storage.uri} holds a dataset of {stored.kind}, not of {wanted.kind}; choose another folder"
         )
-    before, now = (
-        {"output.rows_per_file": head.unit_rows, "derived": head.derived, **head.identity}
-        for head in (stored, parse(Head, dump(wanted)))
-    )
+    heads = (stored, parse(Head, dump(wanted)))
+    before, now = ({"output.rows_per_file": head.unit_rows, "derived": head.derived, **head.identity} for head in heads)
     if differing := sorted(path for path in now if before.get(path) != now[path]):
         changes = "; ".join(
             f"{path} was {json.dumps(before.get(path))} and is {json.dumps(now.get(path))} now" for path in differing

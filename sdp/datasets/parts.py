@@ -128,13 +128,10 @@ def serialise(
     sink = pa.BufferOutputStream()
     kept = {key: value for key, value in (rows.schema.metadata or {}).items() if key not in (_PART_KEY, _ACCOUNT_KEY)}
     rows = rows.replace_schema_metadata(kept)  # without the head and account of a part that it was read from
+    codecs = layout.compression if isinstance(layout.compression, str) else dict(layout.compression)
+    shared = [*layout.dictionary, *_shared(rows, layout.shared)] or False
     with pq.ParquetWriter(
-        sink,
-        rows.schema,
-        compression=layout.compression if isinstance(layout.compression, str) else dict(layout.compression),
-        use_dictionary=[*layout.dictionary, *_shared(rows, layout.shared)] or False,
-        write_statistics=["row"],
-        write_page_checksum=True,
+        sink, rows.schema, compression=codecs, use_dictionary=shared, write_statistics=["row"], write_page_checksum=True
     ) as writer:
         if rows.num_rows:
             writer.write_table(rows, row_group_size=layout.row_group_rows)

@@ -97,10 +97,8 @@ def freeze_files(
     stops = list(accumulate(counts, initial=index.listed_rows))
     if not stops[-1]:
         raise DatasetError(f"source.uri: {counted(len(files), 'file')} without any row; check the URI")
-    table = files_table(
-        (file.uri, file.size, file.etag, stop - rows, rows, rows, 0)
-        for file, rows, stop in zip(fresh, counts, stops[1:], strict=True)
-    )
+    spans = zip(fresh, counts, stops[1:], strict=True)
+    table = files_table((file.uri, file.size, file.etag, stop - rows, rows, rows, 0) for file, rows, stop in spans)
     moved, extent = index is not output.index, _next_extent(index, stops[-1], limit)
     return _append(output.with_index(index), Version(0, table, extent, root=root), moved=moved)
 

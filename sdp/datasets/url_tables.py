@@ -58,14 +58,10 @@ def _open(uri: str) -> tuple[pa.RecordBatchReader, str, str | None]:
     with open_source(uri) as file:
         head = io.StringIO(file.read(_BLOCK_BYTES).decode("utf-8-sig", "replace"))
     url, caption = url_columns(next(csv.reader(head, delimiter=delimiter), []), uri)
-    texts = _texts(url, caption)
-    reader = pa_csv.open_csv(
-        open_source(uri),
-        pa_csv.ReadOptions(block_size=_BLOCK_BYTES),
-        pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        pa_csv.ConvertOptions(column_types=texts),
-    )
-    return reader, url, caption
+    how = pa_csv.ReadOptions(block_size=_BLOCK_BYTES)
+    form = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    texts = pa_csv.ConvertOptions(column_types=_texts(url, caption))
+    return pa_csv.open_csv(open_source(uri), how, form, texts), url, caption
 
 
 def _open_json(uri: str) -> tuple[pa.RecordBatchReader, str, str | None]:

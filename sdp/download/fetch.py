@@ -420,13 +420,8 @@ class Fetcher(Generic[Token]):
                 self._turnstile.throttle(host, now, wait)
         pause = backoff(max(0, request.attempts - 1), _FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=True)
         pause = max(pause, failure.retry_after or 0.0)
-        hopeless = (
-            not failure.retry
-            or request.attempts > self._fetch.retries
-            or pause > LONGEST_WAIT_S
-            or request.seconds >= self._fetch.timeout_s
-        )
-        if hopeless:
+        too_late = pause > LONGEST_WAIT_S or request.seconds >= self._fetch.timeout_s
+        if too_late or not failure.retry or request.attempts > self._fetch.retries:
             self._fail(request, failure)
         else:
             request.failure = failure

@@ -207,8 +207,5 @@ def _refuse_unfinished(output: Output) -> None:
 def _with_takedowns(rules: Rules, storage: Storage) -> Rules:
     """Return the rules with the takedowns of this dataset."""
     taken = tombstones.load(storage)
-    return replace(
-        rules,
-        taken_down=blocklists.of_takedowns(taken.values("url"), taken.values("sha256")),
-        taken_down_rows=taken.rows,
-    )
+    lists = blocklists.of_takedowns(taken.values("url"), taken.values("sha256"))
+    return replace(rules, taken_down=lists, taken_down_rows=taken.rows)

@@ -78,13 +78,11 @@ def prepare(config: ProcessConfig) -> Prepared[ProcessConfig, EncodeSpec]:
     encode = config.encode
     pictures = open_section(config.source, options, required=True, scores=scores_of(config.filters))
     model = sources.resolve(source, storage=options)
-    shape = _shape(config, model)
+    shape, batch_sizes = _shape(config, model), encode.batch_sizes(config.resolutions)
     spec = EncodeSpec(
         model=replace(source, sha256=model.digest),
         recipe=Recipe(tuple(config.resolutions), config.transform.crop, config.seed),
-        settings=EncoderSettings(
-            config.seed, encode.latents, encode.dtype, encode.batch_sizes(config.resolutions), encode.compile
-        ),
+        settings=EncoderSettings(config.seed, encode.latents, encode.dtype, batch_sizes, encode.compile),
         shape=shape,
         columns=pictures.columns,
         storage=options,
@@ -184,13 +182,8 @@ def _shape(config: ProcessConfig, model: sources.LocalModel) -> RowShape:
         raise UserError(f"encode.latents: expected sample, since the VAE of {config.model.source} has no moments")
     buckets = config.transform.crop == "buckets"
     refuse_sides("resolutions", model.path, config.resolutions, buckets=buckets)
-    return RowShape(
-        resolutions=tuple(config.resolutions),
-        space=space,
-        content=config.encode.latents,
-        text=model.family.text(model.path, embedded=config.encode.text == "text_embedding"),
-        buckets=buckets,
-    )
+    text = model.family.text(model.path, embedded=config.encode.text == "text_embedding")
+    return RowShape(tuple(config.resolutions), space, config.encode.latents, text, buckets)
 
 
 def _unit_rows(shape: RowShape, upstream: Dataset | None) -> int:

@@ -219,14 +219,10 @@ class _Child:
         root = str(Path(sdp.__file__).resolve().parent.parent)
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sdp.sandbox.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**environment, **one_thread, "PYTHONPATH": path},
-            bufsize=0,
-        )
+        inherited = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        env = {**inherited, **one_thread, "PYTHONPATH": path}
+        command = [sys.executable, "-P", "-m", "sdp.sandbox.child"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._sink, self._source = self._process.stdin.fileno(), self._process.stdout.fileno()

@@ -228,14 +228,9 @@ class ObjectStorage(Storage):
 
     def _explain(self, path: str, **kinds: FailureKind) -> Explain:
         access, location = self._bucket.access, self._bucket.location
-        return explaining(
-            self.uri_of(path),
-            kinds,
-            at=f" at {shown(access.endpoint)}" if access and access.endpoint else "",
-            named=location.uri,
-            bucket=location.bucket,
-            region=access.region if access else "",
-        )
+        at = f" at {shown(access.endpoint)}" if access and access.endpoint else ""
+        region = access.region if access else ""
+        return explaining(self.uri_of(path), kinds, at, named=location.uri, bucket=location.bucket, region=region)
 
 
 def _is_marker(file: FileInfo, names: Sequence[str]) -> bool:
