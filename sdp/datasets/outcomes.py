@@ -120,9 +120,9 @@ class Counts:
         return self.written + self.filtered + self.failed
 
     def __add__(self, other: "Counts") -> "Counts":
-        sums = (getattr(self, name) + getattr(other, name) for name in OUTCOMES)
+        written, filtered, failed = (getattr(self, name) + getattr(other, name) for name in OUTCOMES)
         reasons = Counter(self.reasons) + Counter(other.reasons)
-        return Counts(*sums, dict(sorted(reasons.items())))
+        return Counts(written, filtered, failed, dict(sorted(reasons.items())))
 
     def to_json(self) -> dict[str, Any]:
         outcomes = {name: getattr(self, name) for name in ("input", *OUTCOMES)}
