@@ -4,15 +4,13 @@ The rows and their noise are the same every time, whatever the number of workers
 model. Each row is noised once in each range of timesteps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from sdp.config.train import TrainConfig
 from sdp.datasets.concurrently import ordered_map
@@ -29,7 +27,8 @@ from sdp.train.data.rows import blank_rows, joined
 from sdp.train.data.sources import open_sources
 from sdp.train.data.weights import RowWeights, Weigh, row_weights
 from sdp.train.randomness import Purpose, RowRandom
-from sdp.train.step import Conditioning, Objective, draw, losses_at
+from sdp.train.step import draw, losses_at
+from sdp.train.trainer import Trainer
 from sdp.train.world import World
 
 TIMESTEP_RANGES = 10
@@ -102,37 +101,32 @@ def _by_shape(latents: LatentsDataset, row_groups: Sequence[int]) -> list[Latent
 
 
 @torch.no_grad()
-def measure(
-    networks: nn.Module,
-    objective: Objective,
-    conditioning: Conditioning,
-    batch: Batch,
-    *,
-    batch_size: int,
-    world: World,
-    forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> dict[str, float]:
+def measure(trainer: Trainer, batch: Batch) -> dict[str, float]:
     """Return the mean loss over all workers' rows by range of timesteps, `{"0-99": 0.31, …}`, and that of "all".
 
     Each worker passes a batch of the same length.
     """
-    buckets = TIMESTEP_RANGES
+    objective, world, buckets = trainer.objective, trainer.world, TIMESTEP_RANGES
     edges = tuple(objective.process.parts * number // buckets for number in range(buckets + 1))
     totals = torch.zeros(buckets + 1, dtype=torch.float64, device=world.device)
-    for micro_batch in batch.split(batch_size):
+    for micro_batch in batch.split(trainer.config.data.batch_size):
         micro_batch = micro_batch.to(world.device)
         by_range = []
-        with forward():
-            text = conditioning.text_or_empty(micro_batch, torch.zeros_like(micro_batch.weights, dtype=torch.bool))
+        with trainer.strategy.forward():
+            dropped = torch.zeros_like(micro_batch.weights, dtype=torch.bool)
+            text = trainer.conditioning.text_or_empty(micro_batch, dropped)
             for number, (low, high) in enumerate(pairwise(edges)):
                 random = RowRandom(_SEED, number, micro_batch.rows)
                 times = objective.process.times_in(partial(random.integers, Purpose.TIMESTEP), low, high)
                 draws = draw(objective, micro_batch, random)._replace(times=times, kept=None)
-                each = losses_at(networks, objective, micro_batch, draws, text)
+                each = losses_at(trainer.networks, objective, micro_batch, draws, text)
                 by_range.append(each.double() * micro_batch.weights)
         losses = torch.stack(by_range, dim=1)
         totals[:buckets] += losses.sum(dim=0)
         totals[buckets] += (micro_batch.weights > 0).sum()
+    for module in trainer.networks.modules():  # without a backward pass, fsdp keeps the gathered weights
+        if isinstance(module, FSDPModule):
+            module.reshard()
     *sums, count = world.sum_of(totals).tolist()
     means = {f"{low}-{high - 1}": s / count for (low, high), s in zip(pairwise(edges), sums, strict=True)}
     return {**means, "all": sum(means.values()) / buckets}
