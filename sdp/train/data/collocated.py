@@ -31,9 +31,7 @@ class Collocated:
 
     def __call__(self, slices: Iterator[Slice]) -> Generator[Rows]:
         """Yield the rows of each slice, in order."""
-        # A fork would be unsafe: this process has threads, and perhaps CUDA.
-        context: Any = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sdp.train.data.collocated", "tokenizers"])
+        multiprocessing.set_forkserver_preload(["sdp.train.data.collocated", "tokenizers"])
         with warnings.catch_warnings():
             # torch warns if there are more workers than cores, but data.readers is the user's choice.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -43,9 +41,8 @@ class Collocated:
                 sampler=slices,  # which it takes as they are
                 num_workers=self.workers,
                 prefetch_factor=_AHEAD,
-                worker_init_fn=_use_one_thread,
-                multiprocessing_context=context,
-                collate_fn=_identity,
+                # A fork would be unsafe: this process has threads, and perhaps CUDA.
+                multiprocessing_context="forkserver",
             )
         for result in loader:
             if isinstance(result, SdpError):
@@ -76,11 +73,3 @@ def _with_values(transformed: Transformed, change: Callable[[Any], Any]) -> Tran
         for side, groups in transformed.chunk.crops.items()
     }
     return replace(transformed, chunk=replace(transformed.chunk, crops=crops))
-
-
-def _use_one_thread(_: int) -> None:
-    torch.set_num_threads(1)
-
-
-def _identity(item: Any) -> Any:
-    return item
