@@ -7,7 +7,7 @@ it waits for the device in every step, which our AdamW does not.
 import importlib
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,17 +20,7 @@ _NUMBERS = ("d", "d_max", "d_numerator")
 """The numbers that Prodigy learns, beside its tensors."""
 
 
-class Stepper(Protocol):
-    """An optimizer as the trainer uses it."""
-
-    def gradients(self) -> list[Tensor]: ...
-    def step(self, rate: float, *, skip: Tensor, divisor: Tensor | None = None) -> None: ...
-    def zero_grad(self) -> None: ...
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def set_steps_taken(self, steps: int) -> None: ...
-
-
-def make_optimizer(trained: Mapping[str, Tensor], config: OptimizerConfig) -> Stepper:
+def make_optimizer(trained: Mapping[str, Tensor], config: OptimizerConfig) -> "AdamW | Library | Both":
     """Return the optimizer of a configuration."""
     if config.kind == "adamw":
         return AdamW(trained, config)
@@ -42,7 +32,7 @@ def make_optimizer(trained: Mapping[str, Tensor], config: OptimizerConfig) -> St
             prodigy = _imported("prodigyopt").Prodigy(trained.values(), safeguard_warmup=True, **own)
         return Library(trained, prodigy)
     if config.kind == "adamw8bit":
-        return Library(trained, _imported("torchao.optim", "torchao").AdamW8bit(trained.values(), **own))
+        return Library(trained, _imported("torchao.optim").AdamW8bit(trained.values(), **own))
     matrices = {n: weights for n, weights in trained.items() if weights.dim() == 2 and "embed" not in n}
     if not matrices:
         raise UserError("optimizer.kind: muon: the model has no matrices to train; use adamw")
@@ -124,7 +114,7 @@ class Library:
 class Both:
     """Two optimizers, each of some weights."""
 
-    def __init__(self, *steppers: Stepper) -> None:
+    def __init__(self, *steppers: AdamW | Library) -> None:
         self._steppers = steppers
 
     def gradients(self) -> list[Tensor]:
@@ -146,9 +136,9 @@ class Both:
             stepper.set_steps_taken(steps)
 
 
-def _imported(module: str, package: str = "") -> Any:
+def _imported(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = package or module
+        package = module.partition(".")[0]
         raise UserError(f"optimizer.kind: its library is not installed ({error}); pip install {package}") from error
