@@ -81,15 +81,12 @@ class LogToTracker(Callback):
 
     def begin(self, name: str, identity: str, trainer: Trainer) -> Any:
         """Return the tracker's run of this identity: that of an earlier job, or a new one."""
-        raise NotImplementedError
 
     def send(self, step: int, values: dict[str, float], pictures: list[tuple[Any, str]]) -> None:
         """Log the values of a step and new pictures with their prompts."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """End the tracker's run."""
-        raise NotImplementedError
 
 
 class LogToWandb(LogToTracker):
