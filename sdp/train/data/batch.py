@@ -96,18 +96,14 @@ def batch_of(
         "latents": torch.empty((size, *latents.shape), dtype=_torch_dtype(latents), pin_memory=pin),
         kind: torch.empty((size, tokens, *text.shape[1:]), dtype=_torch_dtype(text), pin_memory=pin),
     }
-    into = (
-        tensors["rows"].numpy(),
-        tensors["weights"].numpy(),
-        items_of(tensors["latents"].numpy()),
-        tensors[kind].numpy(),
-    )
+    into = {name: tensor.numpy() for name, tensor in tensors.items()}
+    into["latents"] = items_of(into["latents"])
     if any(part.epoch is not None for part in filled):
         tensors["epochs"] = torch.empty(size, dtype=torch.int64)
     at = 0
     for part, own in zip(filled, captions, strict=True):
         stop = at + len(part)
-        for target, values in zip(into, (*part.arrays[:3], own[:, :tokens]), strict=True):
+        for target, values in zip(into.values(), (*part.arrays[:3], own[:, :tokens]), strict=True):
             target[at:stop] = values
         if "epochs" in tensors:
             tensors["epochs"][at:stop] = part.epoch
