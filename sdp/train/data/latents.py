@@ -44,10 +44,8 @@ class LatentsDataset:
     row_groups: RowGroups
     latents: Column
     text: Column
-    low: Ints
-    """The first address of each row group, if no column has the addresses."""
-    addressed: bool = True
-    """True if a column has the addresses; otherwise they count up from `low`."""
+    low: Ints | None = None
+    """The first address of each row group, from which addresses count up; None if a column has them."""
     bucket: int | None = None
     """The only bucket in this view of the dataset, if crops have several shapes."""
 
@@ -90,7 +88,7 @@ def open_latents(
     with reading(dataset.storage, paths[0]):
         file = pq.ParquetFile(dataset.storage.open(paths[0]))
     kinds = find_columns(file, uri, resolution, columns or ColumnsConfig())
-    return LatentsDataset(dataset.storage, paths, groups, *kinds, parts["start"].to_numpy()[groups.part])
+    return LatentsDataset(dataset.storage, paths, groups, *kinds)
 
 
 def select_parts(dataset: Dataset, limit: int | None) -> tuple[pa.Table, tuple[str, ...], RowGroups]:
@@ -173,12 +171,13 @@ class GroupReader:
     def addresses(self, row_group: int) -> Ints:
         """Return the addresses of a row group, without reading its items."""
         whole = self._all_rows(row_group)
-        return self._addresses(whole, self._table(whole, []) if self.dataset.addressed else None)
+        return self._addresses(whole, self._table(whole, []) if self.dataset.low is None else None)
 
     def _addresses(self, row_range: RowRange, table: pa.Table | None) -> Ints:
-        if not self.dataset.addressed or table is None:
+        if self.dataset.low is not None:
             first = int(self.dataset.low[row_range.row_group])
             return np.arange(first + row_range.start, first + row_range.stop)
+        assert table is not None, "it has the addresses"
         rows: Ints = table["row"].to_numpy()
         return rows
 
@@ -188,7 +187,7 @@ class GroupReader:
     def _table(self, row_range: RowRange, names: list[str]) -> pa.Table:
         data = self.dataset
         path, group = data.locate(row_range.row_group)
-        names = ["row", *names] if data.addressed else names
+        names = ["row", *names] if data.low is None else names
         names = [*names, BUCKET] if data.bucket is not None else names
         try:
             table = self._open(path, group).read_row_group(group, columns=names, use_threads=False)

@@ -85,7 +85,7 @@ def open_plain(
     first = paths[int(row_groups.part[np.flatnonzero(row_groups.rows)[0]])]
     file = pq.ParquetFile(open_source(first, options), metadata=footer_of(first, options))
     kinds = find_columns(file, first, resolution, columns)
-    return LatentsDataset(PlainFiles(uri, options), paths, row_groups, *kinds, low, addressed=False)
+    return LatentsDataset(PlainFiles(uri, options), paths, row_groups, *kinds, low)
 
 
 def _listed(files: list[SourceFile], options: StorageOptions) -> pa.Table:
