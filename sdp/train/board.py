@@ -1,6 +1,6 @@
 """The board between driver and workers. It has its own file, so that its actor loads nothing else."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sdp.errors import LeaseLost
@@ -9,7 +9,7 @@ RESIZE = "there is room for more trainers"
 """The reason of a stop after which training continues with more trainers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerReport:
     """The attempts of a job and their failures, as reported by the workers."""
 
@@ -45,10 +45,10 @@ class Board:
         if rank == 0:
             report = self._report
             if report.resizing:
-                self._report = replace(report, reason="")
+                report.reason = ""
                 self._stop = None if self._stop == RESIZE else self._stop
             else:
-                self._report = replace(report, attempts=report.attempts + 1)
+                report.attempts += 1
         return self._report
 
     def train(self, workers: list[str]) -> WorkerReport:
@@ -66,15 +66,12 @@ class Board:
 
     def failed(self, rank: int, error: str, fatal: Exception | None) -> None:
         """Record a worker's failure; a `fatal` one ends the job."""
-        self._add(f"worker {rank}: {error}")
-        self._report = replace(self._report, fatal=self._report.fatal or fatal)
-
-    def _add(self, failure: str) -> None:
-        self._report = replace(self._report, failures=[*self._report.failures, failure])
+        self._report.failures.append(f"worker {rank}: {error}")
+        self._report.fatal = self._report.fatal or fatal
 
     def ended(self, reason: str) -> None:
         """Record why training ended."""
-        self._report = replace(self._report, reason=reason)
+        self._report.reason = reason
 
     def request(self) -> str | LeaseLost | None:
         """Return the reason to stop, if there is one."""
@@ -101,7 +98,7 @@ class Board:
         """
         if cause is not None and len(self._report.failures) == self._failures_before:
             workers = ", ".join(self._workers) or "the workers ended before training began"
-            self._add(f"{workers}: none reported why ({cause})")
+            self._report.failures.append(f"{workers}: none reported why ({cause})")
         self._failures_before = len(self._report.failures)
         self._workers, self._line, self._training, self._begun = [], None, False, False
         return self._report
