@@ -25,7 +25,7 @@ from ray.exceptions import ObjectLostError
 
 from sdp.errors import SdpError
 from sdp.ray import cluster, lost
-from sdp.runners.blocks import Note, pack, unpack
+from sdp.runners.blocks import pack, unpack
 from sdp.runners.desk import WORK
 from sdp.runners.on_ray import OnRay
 from sdp.runners.placement import Placement
@@ -172,11 +172,13 @@ class EncoderPool:
             with OnRay(self._images, self._placement, piece_bytes, self._board.announce.remote) as pipeline:
                 deaths = 0
                 while self._serves:
-                    while not pipeline.full and (request := self._next()) is not None:
+                    while not pipeline.full and not self._waiting.empty():
+                        request = self._waiting.get_nowait()  # no other thread takes any
                         pipeline.feed(request, request.data_slice)
                     for request, note, rows in pipeline.results(_WAIT_S):
                         if request.data_slice is not None:
-                            self._count(note)
+                            self._recent.append((note.busy_s, note.idle_s))
+                            self._rows += note.prepared.items
                         if self._open.pop(request.number, None) is not None:
                             request.result.set_result((note.died, rows))
                     state = pipeline.state()
@@ -186,16 +188,6 @@ class EncoderPool:
                     deaths = state.deaths[WORK]
         except Exception as error:  # noqa: BLE001 (raised in the trainers)
             self._fail(error if isinstance(error, SdpError) else SdpError(f"encode: {lost.reason_of(error)}"))
-
-    def _next(self) -> _Request | None:
-        try:
-            return self._waiting.get_nowait()
-        except queue.Empty:
-            return None
-
-    def _count(self, note: Note) -> None:
-        self._recent.append((note.busy_s, note.idle_s))
-        self._rows += note.prepared.items
 
     def _fail(self, error: SdpError) -> None:
         """Answer all open requests with an error, and those that follow."""
