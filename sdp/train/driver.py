@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.console import say
 from sdp.errors import SdpError, one_line
 from sdp.leaving import note_signal
 from sdp.model.checkpoints import TrainState
-
-if TYPE_CHECKING:
-    from sdp.train.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,6 @@ def on_signals(action: Callable[[str], Any]) -> Iterator[None]:
         for number, handler in handlers.items():
             if not (asked and number == signal.SIGTERM):  # `ray job stop` sends it twice: no second interrupt
                 signal.signal(number, handler)
-
-
-def record_start(trainer: "Trainer", event: str, workers: list[str], **details: Any) -> None:
-    """Record a start in the run's events."""
-    trainer.checkpointer.run.record(event, from_step=trainer.state.step, workers=workers, **details)
 
 
 def failure_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from sdp.device import choose_device
 from sdp.lease import Lease
 from sdp.train.assemble import assemble
 from sdp.train.callbacks.usual import make_callbacks
-from sdp.train.driver import TrainSummary, failure_line, on_signals, record_start
+from sdp.train.driver import TrainSummary, failure_line, on_signals
 from sdp.train.messages import progress_line
 from sdp.train.plan import TrainPlan
 from sdp.train.run_folder import RunFolder
@@ -32,10 +32,7 @@ def train_here(
     world, stop = World(device=choose_device()), StopRequest()
     folder.record("start", workers=(1, 1), from_step=plan.state.step)
     with Progress("train") as progress:
-        callbacks = [
-            *make_callbacks(config),
-            FollowLease(lease, show, plan.last_step),
-        ]
+        callbacks = [*make_callbacks(config), FollowLease(lease, show, plan.last_step)]
         try:
             trainer = assemble(config, world, callbacks=callbacks, stop=stop, check=lease.confirm)
             with on_signals(lambda name: setattr(stop, "reason", name)):
@@ -56,7 +53,8 @@ class FollowLease(Callback):
     last_step: int | None
 
     def on_start(self, trainer: Trainer) -> None:
-        record_start(trainer, "training", [f"{socket.gethostname()} pid {os.getpid()}"])
+        workers = [f"{socket.gethostname()} pid {os.getpid()}"]
+        trainer.checkpointer.run.record("training", from_step=trainer.state.step, workers=workers)
 
     def on_compile(self, trainer: Trainer, progress: str) -> None:  # noqa: ARG002
         self.lease.check()

@@ -21,7 +21,7 @@ from sdp.train.board import WorkerReport
 from sdp.train.callbacks.checkpoints import SaveBeforePreemption
 from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
-from sdp.train.driver import failure_line, record_start
+from sdp.train.driver import failure_line
 from sdp.train.network import network_error
 from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer, TrainingDiverged
 from sdp.train.world import World
@@ -55,7 +55,8 @@ def train(loop_config: dict[str, Any]) -> None:
         ]
         submit = None
         if (pool := loop_config["pool"]) is not None:
-            callbacks.append(FollowPool(pool, board.announce.remote))
+            if world.is_main:
+                callbacks.append(FollowPool(pool, board.announce.remote))
             submit = online.submitter(pool)
         check = loop_config["held"].check
         reason = assemble(config, world, submit=submit, callbacks=callbacks, stop=stop, check=check).train()
@@ -84,7 +85,8 @@ class FollowBoard(Callback):
         if trainer.world.is_main:
             report: WorkerReport = ray.get(self.board.train.remote(workers))
             details = {"failures": report.failures} if report.attempts > 1 else {}
-            record_start(trainer, "recovered" if details else "training", workers, **details)
+            event = "recovered" if details else "training"
+            trainer.checkpointer.run.record(event, from_step=trainer.state.step, workers=workers, **details)
 
     def on_compile(self, trainer: Trainer, progress: str) -> None:
         if trainer.world.is_main:
@@ -118,7 +120,7 @@ class FollowBoard(Callback):
 
 @dataclass
 class FollowPool(Callback):
-    """Adds the encoders' figures to the metrics, bills their time, and records their deaths, on the main worker."""
+    """Adds the encoders' figures to the metrics, bills their time, and records their deaths; for the main worker."""
 
     pool: Any
     announce: Callable[[str], Any]
@@ -127,8 +129,6 @@ class FollowPool(Callback):
     """A reference to the pool's status, while it is on the way."""
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
-        if not trainer.world.is_main:
-            return
         encoders, gpu = trainer.gauges.get("encoders", 0), bool(trainer.config.encode.gpu_each)
         trainer.state.bill(report.seconds, encoders=encoders, gpu=gpu)
         now = time.monotonic()
@@ -138,9 +138,8 @@ class FollowPool(Callback):
             self._record_status(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
-        if trainer.world.is_main:
-            self._status = self._status or self.pool.status.remote()
-            self._record_status(trainer)
+        self._status = self._status or self.pool.status.remote()
+        self._record_status(trainer)
 
     def _record_status(self, trainer: Trainer) -> None:
         figures, deaths = ray.get(self._status)
