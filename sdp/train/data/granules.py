@@ -73,6 +73,7 @@ class GranulePlan:
     seed: int
     shuffle: Shuffle
     granule: int
+    """Rows of a micro-batch."""
     _positions: dict[int, int] = field(default_factory=dict)
     """Positions of an epoch, by its number of lanes; kept because every step asks for them."""
 
@@ -99,7 +100,7 @@ class GranulePlan:
         return start
 
     def steps(self, epoch: int, start: EpochStart, route: Route) -> Iterator[list[LaneRange]]:
-        """Yield a worker's granules of each step to the epoch's end."""
+        """Yield a worker's granules of each step to the epoch's end. All workers have the same number of steps."""
         orders, drawn = self._orders(epoch, start), dict[int, tuple[Ints, Ints]]()
         last, step = self.positions(start) // self.granule, route.batch_size // self.granule
         for at in range(route.position // self.granule, last, step):

@@ -132,7 +132,9 @@ class MixturePlan:
     shuffle: Shuffle
     weights: tuple[float, ...] = (1.0,)
     granule: None = None
+    """None, since all rows have one shape."""
     shapes: int = 1
+    """The number of shapes of latents."""
 
     @cached_property
     def mixture(self) -> Mixture:
@@ -152,7 +154,7 @@ class MixturePlan:
         return start if len(self.row_groups) == 1 else replace(start, places=self.mixture.after(epoch, start.places))
 
     def steps(self, epoch: int, start: EpochStart, route: Route) -> Iterator[list[LaneRange]]:
-        """Yield a worker's rows of each step to the epoch's end."""
+        """Yield a worker's rows of each step to the epoch's end. All workers have the same number of steps."""
         shuffle = self.shuffle.with_lanes(start.lanes)
         passes: dict[int, EpochOrder] = {}
 

@@ -16,35 +16,12 @@ from sdp.families import ALL_TOKENS, TextSpace
 from sdp.model.checkpoints import FIRST, EpochStart
 from sdp.train.data.batch import Batch, batch_of, batch_of_shapes
 from sdp.train.data.columns import RowColumns
+from sdp.train.data.granules import GranulePlan
+from sdp.train.data.mixture import MixturePlan
 from sdp.train.data.order import LaneRange, Route, Window, windows_of
 from sdp.train.data.rows import Buffers, Rows
 
 Item = TypeVar("Item")
-
-
-class StepPlan(Protocol):
-    """The rows of each step of an epoch."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of an epoch."""
-
-    @property
-    def granule(self) -> int | None:
-        """Rows of a micro-batch, if each has a shape of its own; None if all rows have one shape."""
-
-    @property
-    def shapes(self) -> int:
-        """The number of shapes of latents."""
-
-    def positions(self, start: EpochStart) -> int:
-        """Return the number of positions in an epoch."""
-
-    def after(self, epoch: int, start: EpochStart) -> EpochStart:
-        """Return the start of the next epoch."""
-
-    def steps(self, epoch: int, start: EpochStart, route: Route) -> Iterator[list[LaneRange]]:
-        """Yield a worker's rows of each step to the epoch's end. All workers have the same number of steps."""
 
 
 class RowSource(Protocol):
@@ -61,7 +38,7 @@ class RowSource(Protocol):
 class Reader:
     """Reads the batches of one worker. The position in the order is its only state."""
 
-    plan: StepPlan
+    plan: MixturePlan | GranulePlan
     source: RowSource
     rank: int = 0
     world: int = 1
