@@ -221,9 +221,6 @@ class Lane:
         self._cuts = np.concatenate([[0], cuts, [len(self._row_groups)]])
         self._starts = self._begins[self._cuts]
 
-    def __len__(self) -> int:
-        return int(self._begins[-1])
-
     @property
     def key(self) -> tuple[int, int]:
         """The dataset and the number, which the same lane of the dataset's next epoch has, too."""
