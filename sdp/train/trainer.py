@@ -189,22 +189,17 @@ class Trainer:
             self.checkpointer.close()
 
     def _restore(self) -> None:
-        """Restore the newest checkpoint; without one, begin with the weights of another run, if there is one."""
+        """Restore the newest checkpoint; without one, begin with another run's weights and average, if there is one."""
         state = self.checkpointer.restore(self.tensors())
         if state is not None:
             self.state = state
             self.optimizer.set_steps_taken(state.taken)
         elif self.begin_from is not None:
-            self._begin_with(self.begin_from)
-
-    def _begin_with(self, other: Storage) -> None:
-        """Load the weights and moving average of another run's checkpoint."""
-        before = read_state(other)
-        tensors = {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))}
-        sharded.load(other, tensors)
-        # A new average has a short memory, and would forget what it begins with.
-        self.state.averaged = before.averaged
-        self.state.start = EpochStart(phase=before.start.phase + 1)
+            before = read_state(self.begin_from)
+            sharded.load(self.begin_from, {n: t for n, t in self.tensors().items() if n.startswith((MODEL, EMA))})
+            # A new average has a short memory, and would forget what it begins with.
+            self.state.averaged = before.averaged
+            self.state.start = EpochStart(phase=before.start.phase + 1)
 
     def _should_continue(self) -> bool:
         """Return whether there is another step, or note the reason why there is none."""
