@@ -109,7 +109,8 @@ class ImagesDataset:
             return self.unused(value.rows, chunk.outcomes)
         encoded = worker(chunk)
         result, good = self.unused(value.rows, encoded.outcomes), encoded.good
-        at = _places(result.rows, chunk.rows[good])
+        order = np.argsort(result.rows, kind="stable")
+        at = order[np.searchsorted(result.rows, chunk.rows[good], sorter=order)]  # the places of the good rows
         (group,) = encoded.latents[self.resolution]
         result.weights[at] = 1
         result.latents[at] = items_of(group.values[good[group.positions]])
@@ -212,10 +213,3 @@ def _encode_spec(config: TrainConfig, dataset: Dataset, model: LocalModel, colum
         output=dataset.storage,
         foreign=False,
     )
-
-
-def _places(rows: NDArray[np.int64], selected: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of the selected addresses in `rows`."""
-    order = np.argsort(rows, kind="stable")
-    places: NDArray[np.int64] = order[np.searchsorted(rows[order], selected)]
-    return places
