@@ -21,9 +21,7 @@ def choose_interface(
 
     gloo's own choice is by the host's name, which can be the loopback interface in a pod.
     """
-    if interfaces is None:
-        interfaces = _interfaces()
-    for name, own in interfaces:
+    for name, own in interfaces or _interfaces():
         if own == address:
             environ.setdefault("GLOO_SOCKET_IFNAME", name)
             environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=" it is a prefix

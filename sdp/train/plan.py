@@ -109,7 +109,6 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     A later phase, which has not `begun`, cannot be checked against the run that it starts from.
     """
     options = config.storage.options()
-    offline = config.data.mode == "offline"
     pretrained = config.model.denoiser == "pretrained"
     model = sources.check(config.model.source, _needed(config), storage=options, pretrained=pretrained)
     if config.lora.rank is not None:
@@ -121,9 +120,8 @@ def make_plan(config: TrainConfig, *, begun: bool = True) -> TrainPlan:
     run = RunFolder.of(config)
     checkpoint = run.newest()
     state = read_state(checkpoint) if checkpoint is not None else TrainState(0)
-    newest = state.position == 0
-    examine = _latents if offline else _images
-    source, rows, positions, embedded, columns = examine(config, model, newest=newest)
+    examine = _latents if config.data.mode == "offline" else _images
+    source, rows, positions, embedded, columns = examine(config, model, newest=state.position == 0)
     _check_validation(config, model)
     tight = fit(config, sources.known(model, storage=options), embedded=embedded)
     batch = config.data.batch_of(config.scaling.most)

@@ -46,8 +46,7 @@ def validation_rows(config: TrainConfig) -> tuple[LatentsDataset, Weigh]:
         dataset = open_dataset(open_storage(config.evaluate.source, config.storage.options()), "latents")
         return open_latents(dataset, config.data.resolution), row_weights(dataset.storage, 0.0, None)
     own = open_sources(config).all[0]
-    storage = own.written.storage if own.written is not None else None
-    weigh = row_weights(storage, 0.0, config.limit) if storage is not None else RowWeights(0.0, config.limit)
+    weigh = row_weights(own.written.storage, 0.0, config.limit) if own.written else RowWeights(0.0, config.limit)
     return own.dataset, lambda rows: weigh(rows) * held_out(rows, config.data.holdout)
 
 

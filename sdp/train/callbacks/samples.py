@@ -69,10 +69,10 @@ class DrawSamples(Callback):
 
     def _copy(self, trainer: Trainer) -> None:
         """Copy the moving average, or without one the weights; all workers take part, since they have the shards."""
-        averages = trainer.ema.state_dict() if trainer.ema is not None else None
+        source = trainer.trained if trainer.ema is None else trainer.ema.state_dict()
         into = self._parameters(trainer) if trainer.world.is_main else {}
-        for name, weights in trainer.trained.items():
-            tensor: Tensor = averages[name] if averages is not None else weights.detach()
+        for name, values in source.items():
+            tensor: Tensor = values.detach()
             if hasattr(tensor, "full_tensor"):  # a collective
                 tensor = tensor.full_tensor()
             if name in into:
