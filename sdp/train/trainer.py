@@ -39,10 +39,6 @@ MOST_BAD_STEPS = 20
 Verdict = Literal["good", "not_finite", "empty"]
 
 
-class TrainingDiverged(UserError):
-    """Too many bad steps in a row; the same job would diverge again."""
-
-
 @dataclass
 class StopRequest:
     """A request to end early. Any worker may have one; all end at the next step."""
@@ -393,7 +389,7 @@ class Trainer:
                 loss=repr(report.loss), gradient_norm=repr(report.norm),
             )  # fmt: skip
         if self._bad_in_a_row >= MOST_BAD_STEPS:
-            raise TrainingDiverged(
+            raise UserError(
                 f"step {report.step}: {self._bad_in_a_row} bad steps in a row (loss or gradient not finite), which "
                 f"{run.storage.uri_of(EVENTS)} lists; lower optimizer.learning_rate, set optimizer.clip_norm, or check "
                 "the rows, and run the job again"

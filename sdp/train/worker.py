@@ -23,14 +23,14 @@ from sdp.train.callbacks.telemetry import EmitMetrics
 from sdp.train.callbacks.usual import make_callbacks
 from sdp.train.driver import failure_line
 from sdp.train.network import network_error
-from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer, TrainingDiverged
+from sdp.train.trainer import Callback, StepReport, StopRequest, Trainer
 from sdp.train.world import World
 
 _LISTEN_S = 0.25
 """Time between a worker's questions whether it should stop."""
 _REPORT_S = 1.0
 """Time between questions for the encoders' figures."""
-_FATAL = (UserError, TrainingDiverged, LeaseLost)
+_FATAL = (UserError, LeaseLost)
 """Errors that a restart of the workers would not cure."""
 
 
