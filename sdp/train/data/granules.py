@@ -25,16 +25,13 @@ from sdp.train.data.order import GRANULES, EpochOrder, Ints, LaneRange, Route, R
 
 def views(dataset: LatentsDataset, counts: Ints) -> list[LatentsDataset]:
     """Return a view of the dataset for each bucket, given the rows of each row group (line) and bucket (column)."""
-    return [
-        replace(
-            dataset,
-            row_groups=replace(dataset.row_groups, rows=counts[:, bucket]),
-            latents=replace(dataset.latents, shape=shape),
-            bucket=bucket,
-        )
-        for bucket, shape in enumerate(dataset.shapes)
-        if counts[:, bucket].any()
-    ]
+    result = []
+    for bucket, shape in enumerate(dataset.shapes):
+        if counts[:, bucket].any():
+            row_groups = replace(dataset.row_groups, rows=counts[:, bucket])
+            latents = replace(dataset.latents, shape=shape)
+            result.append(replace(dataset, row_groups=row_groups, latents=latents, bucket=bucket))
+    return result
 
 
 def count_buckets(dataset: LatentsDataset, run: Storage, *, write: bool) -> Ints:
