@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp.config.train import PricesConfig, TrainConfig
 from sdp.console import SUBMITTED_ENV, clock, counted, duration, rate, size, spent
@@ -10,9 +10,7 @@ from sdp.hardware import gpus_by_accelerator
 from sdp.model.checkpoints import TrainState, run_of
 from sdp.model.sources import BUILTIN
 from sdp.plan.speeds import Speeds
-
-if TYPE_CHECKING:
-    from sdp.train.plan import TrainPlan
+from sdp.train.plan import TrainPlan
 
 
 def progress_line(line: dict[str, Any], last: int | None) -> str:
@@ -44,7 +42,7 @@ def progress_line(line: dict[str, Any], last: int | None) -> str:
     return " · ".join(parts)
 
 
-def forecast_line(config: TrainConfig, plan: "TrainPlan") -> str:
+def forecast_line(config: TrainConfig, plan: TrainPlan) -> str:
     """Return the hours and the cost that are left, by the run's own speed or by a published one."""
     state, workers, kinds = plan.state, config.scaling.most, gpus_by_accelerator(config.scaling.gpu_type or "")
     if state.samples and state.seconds:
@@ -70,10 +68,8 @@ def summary_lines(
     """Return a summary of the training that has ended, and the next commands."""
     cost = state.cost(prices.model_dump()) if prices is not None else 0.0
     loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-    lines = [
-        f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in "
-        f"{spent(state.seconds, state.gpu_hours, cost)}{loss}",
-    ]
+    took = spent(state.seconds, state.gpu_hours, cost)
+    lines = [f"train: ended at step {state.step:,} ({reason}): {state.samples:,} samples in {took}{loss}"]
     if state.skipped:
         lines.append(f"train: skipped {counted(state.skipped, 'bad step')}; the run's events.jsonl lists them")
     if state.empty:
