@@ -20,9 +20,8 @@ class AdamW:
     def __init__(self, trained: Mapping[str, Tensor], config: OptimizerConfig) -> None:
         self._config: OptimizerConfig = config
         self._weights = dict(trained)
-        self._means, self._squares = (
-            {name: torch.zeros_like(weights) for name, weights in self._weights.items()} for _ in range(2)
-        )
+        self._means = {name: torch.zeros_like(weights) for name, weights in trained.items()}
+        self._squares = {name: torch.zeros_like(weights) for name, weights in trained.items()}
         self._steps = torch.zeros((), device=next(iter(self._weights.values())).device)
 
     @torch.no_grad()  # or each DTensor would add a node to the graph
