@@ -81,11 +81,7 @@ def assemble(
             conditioning=make_conditioning(config, model, world, empty),
             reader=reader,
             checkpointer=CheckpointManager(
-                RunFolder.of(config, check),
-                world,
-                config.model_dump(mode="json"),
-                config.checkpoint,
-                metadata,
+                RunFolder.of(config, check), world, config.model_dump(mode="json"), config.checkpoint, metadata
             ),
             stopwatch=stopwatch,
             begin_from=find_checkpoint(begin_from, options) if begin_from else None,
@@ -122,13 +118,12 @@ def make_reader(
     if columns and columns.tables:  # a table may have been replaced since the job began
         RunFolder.of(config).refuse_another({"identity": {"source.tables": contents_of(columns.tables)}})
     images = open_images(config, dataset, model, columns)
-    empty: Empty | None = None
     if collocated:
         from sdp.train.data.collocated import Collocated
 
         encoder = images.load(str(world.device))
         engine: Engine = Collocated(images, encoder, config.data.readers, watch or Stopwatch(world.device))
-        empty = partial(images.spec.embed_empty, encoder) if config.text_encoded else None
+        empty: Empty | None = partial(images.spec.embed_empty, encoder) if config.text_encoded else None
     else:
         if submit is None:
             raise UserError("data.mode: expected offline or collocated without Ray, got 'online'; train on Ray")
@@ -187,9 +182,8 @@ def make_objective(config: TrainConfig, model: LocalModel, world: World) -> Obje
     assert objective.prediction is not None, "resolved when the run began"
     if objective.prediction != "flow":
         alphas = load.load_noise_schedule(model.path).alphas_cumprod
-        process = from_alphas_cumprod(alphas, objective.prediction, zero_terminal_snr=objective.zero_terminal_snr).to(
-            world.device
-        )
+        schedule = from_alphas_cumprod(alphas, objective.prediction, zero_terminal_snr=objective.zero_terminal_snr)
+        process = schedule.to(world.device)
     numbers = torch.compile(draw, dynamic=False) if config.strategy.compile else draw
     return Objective(process, objective, patch_of(model.path), numbers)
 

@@ -93,9 +93,8 @@ def _run(config: TrainConfig, *, dry_run: bool, begun: bool) -> TrainSummary:
             say(f"train: so far it took {spent(plan.state.seconds, plan.state.gpu_hours, cost)}")
             return TrainSummary(config.output.uri, plan.checkpoint, plan.state, plan.finished)
         if plan.changed:
-            folder.record(
-                "changed", from_step=plan.state.step, keys={k: list(both) for k, both in plan.changed.items()}
-            )
+            keys = {key: list(both) for key, both in plan.changed.items()}
+            folder.record("changed", from_step=plan.state.step, keys=keys)
         say(f"train: to watch it in a browser: sdp report {shlex.quote(config.output.uri)} --watch")
         if here:
             with starting("train", "starting: loading the model, then the first steps") as progressed:

@@ -230,9 +230,8 @@ def _refuse_split_granules(config: TrainConfig) -> None:
     global_batch, batch = config.data.global_batch_size, config.data.batch_size
     if global_batch is not None and global_batch % batch:
         hint = "the dataset's crops have several shapes, and a trainer's batch has one"
-        raise ConfigError(
-            [Problem("data.global_batch_size", f"a multiple of data.batch_size ({batch})", str(global_batch), hint)]
-        )
+        expected = f"a multiple of data.batch_size ({batch})"
+        raise ConfigError([Problem("data.global_batch_size", expected, str(global_batch), hint)])
 
 
 def _images(

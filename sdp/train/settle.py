@@ -53,12 +53,11 @@ def _absolute(config: TrainConfig) -> TrainConfig:
     also = tuple(other.replaced(uri=absolute(other.uri)) for other in source.also)
     tables = tuple(table.replaced(uri=absolute(table.uri)) for table in source.tables)
     local = Path(model.source)
+    folder = str(local.absolute()) if local.is_dir() else None
     return config.replaced(
         source=source.replaced(uri=absolute(source.uri), also=also, tables=tables),
         output=config.output.replaced(uri=absolute(config.output.uri)),
-        model=model.replaced(
-            source=str(local.absolute()) if local.is_dir() else None, start_from=absolute(model.start_from)
-        ),
+        model=model.replaced(source=folder, start_from=absolute(model.start_from)),
         lora=config.lora.replaced(start_from=absolute(config.lora.start_from)),
         evaluate=config.evaluate.replaced(source=absolute(config.evaluate.source)),
         phase_2=second.replaced(source=absolute(second.source)),

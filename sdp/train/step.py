@@ -38,6 +38,7 @@ def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:
     channels, *sides = batch.latents.shape[1:]
     shape, settings = (channels // 2 if batch.moments else channels, *sides), objective.settings
     tokens = math.prod(sides) // objective.patch**2
+    kept = kept_tokens(tokens, settings.skipped_tokens)
     noise = random.normal(Purpose.NOISE, *shape)
     if settings.offset_noise:
         noise = noise + settings.offset_noise * random.normal(Purpose.OFFSET_NOISE, shape[0], 1, 1)
@@ -46,9 +47,7 @@ def draw(objective: "Objective", batch: Batch, random: RowRandom) -> Draws:
         random.chance(Purpose.CAPTION_DROPOUT, settings.caption_dropout),
         noise,
         random.normal(Purpose.VAE, *shape) if batch.moments else None,
-        random.some(Purpose.TOKENS, kept_tokens(tokens, settings.skipped_tokens), tokens)
-        if settings.skipped_tokens
-        else None,
+        random.some(Purpose.TOKENS, kept, tokens) if settings.skipped_tokens else None,
     )
 
 

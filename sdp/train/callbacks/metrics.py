@@ -56,9 +56,8 @@ class RecordMetrics(Callback):
                 config = trainer.config
                 model = resolve(config.model.source, storage=config.storage.options())
                 side = space_of(model.path).shape(config.data.resolution)[1]
-                self._flops = flops(
-                    model.family, load_denoiser_config(model.path), side, config.objective.skipped_tokens
-                )
+                denoiser = load_denoiser_config(model.path)
+                self._flops = flops(model.family, denoiser, side, config.objective.skipped_tokens)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if self._log is None:

@@ -21,11 +21,9 @@ class MeasureValidationLoss(Callback):
     _batch: Batch | None = None
 
     def on_start(self, trainer: Trainer) -> None:
-        settings = self.config.evaluate
+        rows, size = self.config.evaluate.rows, self.config.data.batch_size
         latents, weigh = validation_rows(self.config)
-        self._batch = load_validation_batch(
-            latents, weigh, settings.rows, trainer.world, self.config.data.batch_size, trainer.reader.space
-        )
+        self._batch = load_validation_batch(latents, weigh, rows, trainer.world, size, trainer.reader.space)
 
     def on_compiled(self, trainer: Trainer) -> None:
         if self._batch is not None:

@@ -173,13 +173,9 @@ def open_images(
 ) -> ImagesDataset:
     """Open an images dataset, to be encoded with a model; `columns` are needed only where this process reads it."""
     _, paths, groups = select_parts(dataset, config.limit)
-    return ImagesDataset(
-        dataset.storage,
-        paths,
-        groups,
-        _encode_spec(config, dataset, model, columns or Columns()),
-        RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows),
-    )
+    spec = _encode_spec(config, dataset, model, columns or Columns())
+    weights = RowWeights(config.data.holdout, config.limit, repeated=dataset.repeated_rows)
+    return ImagesDataset(dataset.storage, paths, groups, spec, weights)
 
 
 def crashed_slice(images: ImagesDataset, data_slice: Slice, detail: str) -> Rows:
