@@ -13,7 +13,6 @@ device; noise is Box-Muller in fp32 and the same to within rounding.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -47,8 +46,8 @@ class RowRandom:
     """The random numbers of some rows."""
 
     seed: int
-    epoch: int | Tensor
-    """The epoch of all rows, or of each row."""
+    epochs: Tensor
+    """The epoch of each row, int64."""
     rows: Tensor
     """Addresses, int64, on the device that computes."""
 
@@ -57,14 +56,8 @@ class RowRandom:
         count = math.prod(shape)
         # A CPU takes a third of the time if the numbers stay in its cache.
         rows_per_piece = max(1, _CACHED // count) if self.rows.device.type == "cpu" else max(1, len(self.rows))
-        pieces = torch.split(self.rows, rows_per_piece)
-        epochs: Sequence[int | Tensor] = [self.epoch] * len(pieces)
-        if isinstance(self.epoch, Tensor):
-            epochs = torch.split(self.epoch, rows_per_piece)
-        parts = [
-            RowRandom(self.seed, epoch, rows)._normal(purpose, count)
-            for epoch, rows in zip(epochs, pieces, strict=True)
-        ]
+        pieces = zip(torch.split(self.epochs, rows_per_piece), torch.split(self.rows, rows_per_piece), strict=True)
+        parts = [RowRandom(self.seed, epochs, rows)._normal(purpose, count) for epochs, rows in pieces]
         return torch.cat(parts).view(len(self.rows), *shape)
 
     def _normal(self, purpose: Purpose, count: int) -> Tensor:
@@ -93,12 +86,11 @@ class RowRandom:
         blocks = torch.arange(-(-count // 4), device=self.rows.device) | (int(purpose) << 24)
         rows = self.rows.unsqueeze(1)
         shape = (len(rows), len(blocks))
-        epochs = self.epoch.unsqueeze(1) if isinstance(self.epoch, Tensor) else torch.full_like(blocks, self.epoch)
         counter = (
             blocks.expand(shape),
             (rows & _WORD).expand(shape),
             ((rows >> 32) & _WORD).expand(shape),
-            (epochs & _WORD).expand(shape),
+            (self.epochs.unsqueeze(1) & _WORD).expand(shape),
         )
         words = philox(counter, (self.seed & _WORD, (self.seed >> 32) & _WORD))
         return torch.stack(words, dim=2).flatten(1)[:, :count]

@@ -115,7 +115,7 @@ def measure(trainer: Trainer, batch: Batch) -> dict[str, float]:
             dropped = torch.zeros_like(micro_batch.weights, dtype=torch.bool)
             text = trainer.conditioning.text_or_empty(micro_batch, dropped)
             for number, (low, high) in enumerate(pairwise(edges)):
-                random = RowRandom(_SEED, number, micro_batch.rows)
+                random = RowRandom(_SEED, torch.full_like(micro_batch.rows, number), micro_batch.rows)
                 times = objective.process.times_in(partial(random.integers, Purpose.TIMESTEP), low, high)
                 draws = draw(objective, micro_batch, random)._replace(times=times, kept=None)
                 each = losses_at(trainer.networks, objective, micro_batch, draws, text)

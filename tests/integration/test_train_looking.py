@@ -72,7 +72,7 @@ def by_hand(root: Path, unet: torch.nn.Module, rows: list[int], buckets: int = 1
     with torch.no_grad():
         text = conditioning.encode(tokens)
         for number in range(buckets):
-            random = RowRandom(0x5D9, number, torch.tensor(rows))
+            random = RowRandom(0x5D9, torch.full((len(rows),), number), torch.tensor(rows))
             width = 1000 // buckets
             timesteps = number * width + random.integers(Purpose.TIMESTEP, width)
             noise = random.normal(Purpose.NOISE, 4, 8, 8)

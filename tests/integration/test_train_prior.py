@@ -40,7 +40,8 @@ def test_the_gradient_of_a_mixed_step_is_that_of_the_subjects_loss_plus_the_weig
     addresses = [split_address(row) for row in batch.rows.tolist()]
     latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for _, row in addresses]).float()
     ids = torch.stack([torch.from_numpy(tokens_of(row, 50).astype("int64")) for _, row in addresses])
-    random = RowRandom(0, 0 if batch.epochs is None else batch.epochs, batch.rows)  # five pictures go round
+    epochs = torch.zeros_like(batch.rows) if batch.epochs is None else batch.epochs
+    random = RowRandom(0, epochs, batch.rows)  # five pictures go round
     noise, timesteps = random.normal(Purpose.NOISE, 4, 8, 8), random.integers(Purpose.TIMESTEP, 1000)
     noisy = DDPMScheduler.from_pretrained(root / "model/scheduler").add_noise(latents, noise, timesteps)
     predicted = unet(noisy, timesteps, encoder(ids).last_hidden_state).sample

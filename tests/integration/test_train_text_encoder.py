@@ -66,7 +66,7 @@ def test_a_step_is_a_plain_diffusers_step_on_the_parameters_of_both(root: Path) 
 
     model = resolve(str(root / "model")).path
     unet, encoder = load.load_denoiser(model, pretrained=True), load.load_text_encoder(model).requires_grad_(True)
-    random = RowRandom(0, 0, batch.rows)
+    random = RowRandom(0, torch.zeros_like(batch.rows), batch.rows)
     latents = torch.stack([torch.from_numpy(latent_of(row, 8)) for row in batch.rows.tolist()]).float()
     ids = torch.stack([torch.from_numpy(tokens_of(row, 50).astype("int64")) for row in batch.rows.tolist()])
     empty = token_ids(load_tokenizer(model), [""])
