@@ -97,7 +97,6 @@ class DrawSamples(Callback):
             objective = trainer.config.objective
             assert objective.prediction is not None, "resolved when the run began"
             overrides = trained_scheduler(objective.prediction, objective.zero_terminal_snr)
-            schedule = {**load.load_scheduler_config(model), **overrides}
             # One that is not trained is loaded for a moment: trainers that receive embeddings have none.
             encoder = trained.text_encoder
             encoder = encoder or load.load_text_encoder(model, dtype=trainer.conditioning.empty.dtype, device=device)
@@ -106,14 +105,13 @@ class DrawSamples(Callback):
                 prompts = ("", *config.samples.prompts)
                 embeddings = dict(zip(prompts, encode(prompts), strict=True))
                 encode = lambda texts: torch.stack([embeddings[text] for text in texts])  # noqa: E731
-            vae, sampler = load.load_vae(model, device=device), SamplerConfig(steps=config.samples.steps)
             self._painter = Painter(
                 family=trained.family,
                 denoiser=trained.denoiser,
-                vae=vae,
+                vae=load.load_vae(model, device=device),
                 encode=encode,
-                schedule=schedule,
-                sampler=sampler,
+                schedule={**load.load_scheduler_config(model), **overrides},
+                sampler=SamplerConfig(steps=config.samples.steps),
                 resolution=config.data.resolution,
                 dtype=dtype,
                 limit=BatchLimit(_BATCH),
