@@ -96,8 +96,7 @@ class LogToWandb(LogToTracker):
 
     def begin(self, name: str, identity: str, trainer: Trainer) -> Any:
         config = dict(trainer.checkpointer.config)
-        wandb: Any = import_module("wandb")
-        return wandb.init(project=self.place, name=name, id=identity, resume="allow", config=config)
+        return import_module("wandb").init(project=self.place, name=name, id=identity, resume="allow", config=config)
 
     def send(self, step: int, values: dict[str, float], pictures: list[tuple[Any, str]]) -> None:
         images = [import_module("wandb").Image(picture, caption=text) for picture, text in pictures]
@@ -114,8 +113,7 @@ class LogToMlflow(LogToTracker):
     _client: Any = None
 
     def begin(self, name: str, identity: str, trainer: Trainer) -> Any:
-        mlflow: Any = import_module("mlflow")
-        client = self._client = mlflow.MlflowClient()
+        client = self._client = import_module("mlflow").MlflowClient()
         known, filters = client.get_experiment_by_name(self.place), f"tags.sdp_run = '{identity}'"
         experiment = known.experiment_id if known else client.create_experiment(self.place)
         earlier = client.search_runs([experiment], filters, max_results=1)
