@@ -182,8 +182,7 @@ class RunFolder:
 
     def bad_rows(self, problems: list[str] | None = None) -> list[LogLine]:
         """Return a line with the reason for each bad row."""
-        names = self.storage.names("bad_rows/")
-        return [line for name in names for line in self._lines(name, _is_bad_row, problems)]
+        return [line for name in self.storage.names("bad_rows/") for line in self._lines(name, _is_bad_row, problems)]
 
     def events(self, problems: list[str] | None = None) -> list[LogLine]:
         """Return the events; a file that does not exist yet has none."""
