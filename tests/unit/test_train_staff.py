@@ -63,10 +63,11 @@ def test_a_trainer_s_nth_slice_is_fed_before_anybody_s_next() -> None:
         pool = pool_of(asked_before=True)
         tasks = [asyncio.ensure_future(pool.encode(data_slice, turn)) for data_slice, turn in asked]  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        fed = [pool._next() for _ in range(6)]
+        fed = [pool._waiting.get_nowait() for _ in asked]
+        assert pool._waiting.empty()
         for task in tasks:
             task.cancel()
-        return [request.data_slice for request in fed if request is not None]
+        return [request.data_slice for request in fed]
 
     assert asyncio.run(order()) == ["a", "x", "b", "y", "c"]
 
