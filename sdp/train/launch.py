@@ -22,6 +22,7 @@ from sdp.config.train import TrainConfig
 from sdp.console import Progress, counted, duration, say
 from sdp.errors import LeaseLost, SdpError, UserError
 from sdp.lease import Generation, Lease
+from sdp.model.checkpoints import read_state
 from sdp.model.sources import resolve
 from sdp.ray import cluster, internals, lost
 from sdp.ray.waiting import Place, PlaceRequest, Stall, own_groups, place_of, release_places, repeating, wait_for
@@ -92,10 +93,13 @@ def train_on_ray(config: TrainConfig, plan: TrainPlan, folder: RunFolder, lease:
     finally:
         if pool is not None:
             ray.kill(pool)
-    state = folder.state()
+    checkpoint = folder.newest()
+    if checkpoint is None:
+        events = f"{folder.storage.uri}/events.jsonl"
+        raise SdpError(f"{config.output.uri}: training ended without a checkpoint; see {events}")
+    state = read_state(checkpoint)
     folder.record("end", reason=report.reason, step=state.step)
-    checkpoint = folder.checkpoint(state.step).uri
-    return TrainSummary(config.output.uri, checkpoint, state, report.reason, report.attempts - 1)
+    return TrainSummary(config.output.uri, checkpoint.uri, state, report.reason, report.attempts - 1)
 
 
 def train_worker(loop_config: dict[str, Any]) -> None:
