@@ -50,12 +50,14 @@ def make_rayjob(
     overrides: Sequence[str] = (),
     file: str | None = None,
     only_failed: bool = False,
+    own_cluster: bool = False,
 ) -> Object:
     """Return the RayJob that runs a job (KIND or KIND-NAME) under the supervisor on an existing cluster.
 
     Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs; `overrides` are arguments of
-    `--set`, and `file` is where the text was. Without `name` the RayJob's name is made of the job's and five
-    characters, here rather than by Kubernetes, so that a repeated request does not create a second one.
+    `--set`, and `file` is where the text was. A training with its `own_cluster` waits for no more GPUs than that has.
+    Without `name` the RayJob's name is made of the job's and five characters, here rather than by Kubernetes, so that
+    a repeated request does not create a second one.
     """
     sets = [word for override in overrides for word in ("--set", override)]
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
@@ -68,7 +70,10 @@ def make_rayjob(
             )
         config = ["--config", f"env:{CONFIG_ENV}"]
         env[CONFIG_ENV] = config_text
-        env[SUBMITTED_ENV] = shlex.join(["sdp", "submit", job, *(["--config", file] if file else ()), *sets])
+        options = [*(["--config", file] if file else ()), *(["--own-cluster"] if own_cluster else ())]
+        env[SUBMITTED_ENV] = shlex.join(["sdp", "submit", job, *options, *sets])
+    if own_cluster and kind_of(job) == "train":
+        sets += ["--set", "scaling.can_grow=false"]
     if name is None:
         name = f"sdp-{job}-{''.join(secrets.choice(_SUFFIX) for _ in range(5))}"
     if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):

@@ -83,11 +83,9 @@ def rayjob_of(
     cluster's configuration, since the pods' own copy is out of date for a minute after a change.
     """
     text, config = _checked_file(submission, say)
-    kind, sets = kind_of(submission.job), list(submission.overrides)
+    kind = kind_of(submission.job)
     if submission.only_failed and kind not in RETRIED:
         raise UserError(f"--only-failed: expected {', '.join(RETRIED)}, which count rows that failed, got {kind}")
-    if submission.own_cluster and kind == "train":
-        sets.append("scaling.can_grow=false")
     unread: ReadRelease = ({"metadata": {"name": submission.cluster or DEFAULT_CLUSTER}}, None)
     cluster, texts = read_release() if read_release else unread
     if config is None and texts is not None:
@@ -96,8 +94,8 @@ def rayjob_of(
             text = texts[submission.job]
     name: str = cluster["metadata"]["name"]
     rayjob = make_rayjob(
-        submission.job, text, cluster=name, name=submission.name, overrides=sets, file=submission.config,
-        only_failed=submission.only_failed,
+        submission.job, text, cluster=name, name=submission.name, file=submission.config,
+        overrides=submission.overrides, only_failed=submission.only_failed, own_cluster=submission.own_cluster,
     )  # fmt: skip
     if not submission.own_cluster:
         return rayjob

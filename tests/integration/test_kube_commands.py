@@ -300,8 +300,10 @@ def test_a_job_is_submitted_with_a_cluster_of_its_own(lab: Lab) -> None:
     assert "clusterSelector" not in spec
     (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
     assert (workers["groupName"], workers["replicas"]) == ("a100", 2)
-    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["SDP_JOB_CONFIG"] == TRAIN
+    env = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+    assert env["SDP_JOB_CONFIG"] == TRAIN
     assert spec["entrypoint"].endswith("--set scaling.num_workers=9 --set scaling.can_grow=false")
+    assert env[SUBMITTED_ENV] == f"sdp submit train --own-cluster {shlex.join(settings[:4])}"
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
