@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -128,15 +127,9 @@ class KnownModel:
         return all(config.get(key) == self.unet[key] for key in _SIZES if key in self.unet)
 
 
-@cache
-def _known_models() -> dict[str, dict[str, Any]]:
-    models: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known.json").read_bytes())
-    return models
-
-
 def known_model(name: str) -> KnownModel:
     """Return a model of known.json by its name."""
-    return KnownModel(name, **_known_models()[name])
+    return KnownModel(name, **json.loads(Path(__file__).with_name("known.json").read_bytes())[name])
 
 
 class Family(ABC):
@@ -169,11 +162,8 @@ class Family(ABC):
     """The names by which other programs know these layers in a LoRA's file; None if they read none."""
     builtin: ClassVar[str]
     """The name of its tiny model."""
-
-    @property
-    @abstractmethod
-    def known(self) -> tuple[KnownModel, ...]:
-        """The models whose memory is known."""
+    known: ClassVar[tuple[KnownModel, ...]]
+    """The models whose memory is known."""
 
     def folder(self, part: str) -> str:
         """Return the folder of a part."""

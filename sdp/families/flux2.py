@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sdp.families import Family, KnownModel, TextSpace, flow_times, known_model, text_width
+from sdp.families import Family, TextSpace, flow_times, known_model, text_width
 from sdp.families.prx import lengths
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ _AUTHORS: Final = {
     "modulation_txt.linear": "modulation_txt.lin",
 }
 """Parts of layers' names in diffusers, and what the authors call them, which ComfyUI reads; replaced in this order."""
+KLEIN_4B = known_model("FLUX.2 klein 4B")
+"""The size of docs/families.md, with Qwen3-4B."""
 
 
 class Flux2Klein(Family):
@@ -70,10 +72,7 @@ class Flux2Klein(Family):
         *("to_qkv_mlp_proj", "attn.to_out"),
     )
     lora_names = "diffusers"
-
-    @property
-    def known(self) -> tuple[KnownModel, ...]:
-        return (KLEIN_4B,)
+    known = (KLEIN_4B,)
 
     def problem(self, configs: Mapping[str, Mapping[str, Any]]) -> str | None:
         denoiser = configs.get(self.denoiser)
@@ -188,6 +187,3 @@ def _places(sides: tuple[int, ...], like: "Tensor") -> "Tensor":
 
 
 FLUX2: Final = Flux2Klein()
-
-KLEIN_4B = known_model("FLUX.2 klein 4B")
-"""The size of docs/families.md, with Qwen3-4B."""

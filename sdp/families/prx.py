@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sdp.errors import ModelError
-from sdp.families import Family, KnownModel, TextSpace, flow_times, known_model, text_width
+from sdp.families import Family, TextSpace, flow_times, known_model, text_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,6 +25,9 @@ _STEP = 64
 
 _FIRST, _LAST = 2, 3
 """The first and last blocks, which no token skips: of 16, blocks 2 to 12 are skipped, as Photoroom published."""
+
+PRX_424M, PRX_1B = known_model("PRX 424M"), known_model("PRX 1.2B")
+"""The sizes of docs/families.md, with Qwen3-0.6B."""
 
 
 class Prx(Family):
@@ -42,10 +45,7 @@ class Prx(Family):
     builtin = "tiny-prx"
     predictions = ("flow",)
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
-
-    @property
-    def known(self) -> tuple[KnownModel, ...]:
-        return PRX_424M, PRX_1B
+    known = (PRX_424M, PRX_1B)
 
     def skips_tokens(self, denoiser: Mapping[str, Any]) -> bool:
         return int(denoiser.get("depth", 16)) > _FIRST + _LAST
@@ -146,6 +146,3 @@ def lengths(ids: "Tensor", pad: int) -> "Tensor":
 
 
 PRX: Final = Prx()
-
-PRX_424M, PRX_1B = known_model("PRX 424M"), known_model("PRX 1.2B")
-"""The sizes of docs/families.md, with Qwen3-0.6B."""

