@@ -169,13 +169,7 @@ def _ended_writer(line: str, writers: Callable[[], Mapping[str, JobState]]) -> s
 def clusters_table(clusters: list[ClusterState]) -> str:
     """Return a table of clusters."""
     rows = [
-        (
-            cluster.name,
-            cluster.state,
-            f"{cluster.workers} of {cluster.wanted}",
-            cluster.head,
-            shortened(cluster.message, _LONGEST_MESSAGE),
-        )
+        (cluster.name, cluster.state, f"{cluster.workers} of {cluster.wanted}", cluster.head, _short(cluster))
         for cluster in clusters
     ]
     return table(rows, ("CLUSTER", "STATE", "WORKERS", "HEAD", "MESSAGE")) if rows else ""
@@ -183,16 +177,17 @@ def clusters_table(clusters: list[ClusterState]) -> str:
 
 def jobs_table(jobs: list[JobState], now: datetime) -> str:
     """Return a table of jobs."""
-    rows = [
-        (
-            job.name,
-            job.state,
-            job.started.astimezone(UTC).strftime("%Y-%m-%d %H:%MZ") if job.started else "-",
-            duration(((job.ended or now) - job.started).total_seconds()) if job.started else "-",
-            job.cluster,
-            job.by,
-            shortened(job.message, _LONGEST_MESSAGE),
-        )
-        for job in jobs
-    ]
+    rows = [(job.name, job.state, *_times(job, now), job.cluster, job.by, _short(job)) for job in jobs]
     return table(rows, ("JOB", "STATE", "STARTED", "TOOK", "CLUSTER", "BY", "MESSAGE")) if rows else ""
+
+
+def _times(job: JobState, now: datetime) -> tuple[str, str]:
+    """Return when a job started, and how long it has taken."""
+    if job.started is None:
+        return "-", "-"
+    took = (job.ended or now) - job.started
+    return f"{job.started.astimezone(UTC):%Y-%m-%d %H:%MZ}", duration(took.total_seconds())
+
+
+def _short(state: ClusterState | JobState) -> str:
+    return shortened(state.message, _LONGEST_MESSAGE)
