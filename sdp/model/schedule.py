@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sdp.families import TICKS
 from sdp.model.layout import Prediction
-
-_PARTS = 1000
 
 Integers = Callable[[int], Tensor]
 """Returns for each row a random number below the given one."""
@@ -24,15 +22,12 @@ class Flow:
     """Draw times near the middle more often (Esser et al., 2403.03206), rather than all alike."""
     shift: float = 1.0
     """Moves times towards the noise, as pictures of more pixels need: t becomes s · t / (1 + (s − 1) · t)."""
-
-    @property
-    def parts(self) -> int:
-        """The parts into which a validation divides time, from no noise on."""
-        return _PARTS
+    parts: ClassVar[int] = 1000
+    """The parts into which a validation divides time, from no noise on."""
 
     def times(self, integers: Integers) -> Tensor:
         """Return the times to train at."""
-        part = self.times_in(integers, 0, _PARTS) / TICKS
+        part = self.times_in(integers, 0, self.parts) / TICKS
         if self.logit_normal:
             part = torch.special.ndtri(part).sigmoid()
         part = self.shift * part / (1 + (self.shift - 1) * part)
@@ -40,7 +35,7 @@ class Flow:
 
     def times_in(self, integers: Integers, low: int, high: int) -> Tensor:
         """Return times that are uniform over the parts from `low` to before `high`."""
-        first, last = TICKS * low // _PARTS, TICKS * high // _PARTS
+        first, last = TICKS * low // self.parts, TICKS * high // self.parts
         return first + integers(last - first)
 
     def add_noise(self, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
