@@ -1,18 +1,19 @@
 """The types of keys' values that several sections share."""
 
 import re
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from sdp.config.phrases import Says
-from sdp.config.uri import check_endpoint, check_folder_uri, check_uri
+from sdp.config.uri import READABLE, WRITABLE, check_endpoint, check_uri
 from sdp.hardware import GPUS
 
-Uri = Annotated[str, AfterValidator(check_uri), Says("a URI")]
+Uri = Annotated[str, AfterValidator(partial(check_uri, schemes=READABLE)), Says("a URI")]
 """An input: a local path, or file://, s3://, gs://, https:// or hf://."""
 
-FolderUri = Annotated[str, AfterValidator(check_folder_uri), Says("a URI")]
+FolderUri = Annotated[str, AfterValidator(partial(check_uri, schemes=WRITABLE)), Says("a URI")]
 """An output folder: a local path, or file://, s3:// or gs://."""
 
 LONGEST_S = 604_800

@@ -22,16 +22,6 @@ _SECRET = re.compile(
 _ELSEWHERE = "set them in the environment, since configurations are saved with every output"
 
 
-def check_uri(value: str) -> str:
-    """Check a URI to read from."""
-    return _check(value, READABLE)
-
-
-def check_folder_uri(value: str) -> str:
-    """Check a URI to write to."""
-    return _check(value, WRITABLE)
-
-
 def check_endpoint(value: str) -> str:
     """Refuse credentials in the address of a store; the first request checks the rest."""
     try:
@@ -44,7 +34,8 @@ def check_endpoint(value: str) -> str:
     return value
 
 
-def _check(value: str, schemes: tuple[str, ...]) -> str:
+def check_uri(value: str, schemes: tuple[str, ...]) -> str:
+    """Check a local path, or a URI of one of these schemes."""
     if not value.strip() or value != value.strip() or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         raise problem("a URI", repr(value), "give a path or one of " + either([f"{name}://" for name in schemes]))
     if "://" not in value:
