@@ -39,10 +39,6 @@ class CaptionSpec(RowsSpec):
     """Pinned by its digest; None if a server has it."""
 
     @property
-    def side(self) -> int:
-        return self.asked.side
-
-    @property
     def schema(self) -> pa.Schema:
         own = [pa.field("row", pa.int64(), nullable=False), pa.field("key", pa.string())]
         return pa.schema([*own, *(pa.field(name, pa.string(), nullable=False) for name in self.asked.prompts)])
@@ -55,7 +51,7 @@ class CaptionSpec(RowsSpec):
     def load(self) -> Captioner:
         """Load the model, or connect to the server."""
         asked = self.asked
-        options = self.settings.batch_sizes[self.side], asked.max_tokens, asked.temperature
+        options = self.settings.batch_sizes[asked.side], asked.max_tokens, asked.temperature
         if self.model is None:
             from sdp.caption.server import ServerCaptioner
 
@@ -63,12 +59,12 @@ class CaptionSpec(RowsSpec):
         from sdp.caption.captioner import LocalCaptioner  # imports torch, which transforms do not need
 
         network = networks.find(self.model, "captions.model", storage=self.storage, captions=True)
-        return LocalCaptioner(network.path, self.settings.dtype, self.side, *options)
+        return LocalCaptioner(network.path, self.settings.dtype, asked.side, *options)
 
     def work(self, worker: Captioner, value: Chunk) -> PieceRows:
         """Caption a chunk. A row needs an answer to each of its prompts."""
         pictures = dict[int, Pixels]()
-        for group in value.crops[self.side]:
+        for group in value.crops[self.asked.side]:
             pictures |= zip(group.positions.tolist(), group.values, strict=True)
         rows, failed = value.rows.tolist(), dict[int, Outcome]()
         columns: dict[str, list[str]] = {}
@@ -99,4 +95,5 @@ class CaptionSpec(RowsSpec):
 
 def _look(spec: CaptionSpec, data: bytes | memoryview, _: int) -> Crops:
     """Return a picture, reduced so that no side is longer than the model's."""
-    return 0, {spec.side: fit(spec.pixels(data, spec.side), spec.side)}
+    side = spec.asked.side
+    return 0, {side: fit(spec.pixels(data, side), side)}
