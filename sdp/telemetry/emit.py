@@ -67,20 +67,17 @@ class Telemetry:
         metric = CATALOGUE[name]
         if metric.kind != kind:
             raise ValueError(f"{name}: expected a {kind}, got a {metric.kind}")
-        series = self._labels(metric, labels)
+        if set(labels) != set(metric.labels):
+            raise ValueError(f"{name}: expected the labels {metric.labels}, got {tuple(labels)}")
         if self.backend is None:
             return
+        series = {"run": self.run, **{label: str(labels[label]) for label in metric.labels}}
         try:
             self.backend.emit(metric, value, series)
         except Exception as error:  # noqa: BLE001 (a backend may raise anything)
             if not self._failed:
-                say(f"telemetry: {metric.name} and perhaps other metrics cannot be emitted: {one_line(error, 200)}")
+                say(f"telemetry: {name} and perhaps other metrics cannot be emitted: {one_line(error, 200)}")
             self._failed = True
-
-    def _labels(self, metric: Metric, labels: Mapping[str, object]) -> dict[str, str]:
-        if set(labels) != set(metric.labels):
-            raise ValueError(f"{metric.name}: expected the labels {metric.labels}, got {tuple(labels)}")
-        return {"run": self.run, **{name: str(labels[name]) for name in metric.labels}}
 
 
 def begin(uri: str) -> Telemetry:

@@ -27,12 +27,10 @@ class RayBackend:
 
     def emit(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
         """Emit a value."""
-        family = self._families.get(metric.name)
-        if family is None:
+        if metric.name not in self._families:
             names = ("run", *metric.labels)
-            family = internals.metric(metric.kind, metric.name, metric.help, names)
-            self._families[metric.name] = family
-        getattr(family, ACTIONS[metric.kind])(value, tags=_tags(labels))
+            self._families[metric.name] = internals.metric(metric.kind, metric.name, metric.help, names)
+        getattr(self._families[metric.name], ACTIONS[metric.kind])(value, tags=_tags(labels))
         if metric.kind == GAUGE:
             self._gauges[metric.name, tuple(labels.items())] = value
             if self._refresher is None or not self._refresher.is_alive():  # it ends with its Ray
