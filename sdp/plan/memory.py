@@ -184,21 +184,17 @@ def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> st
 
 def as_text(memory: Memory) -> str:
     """Return an estimate as lines for a person."""
-    size = (
-        f"one {memory.gpu.name} of {memory.gpu.memory_bytes / GIB:.0f} GiB"
-        if memory.gpu.peak_flops
-        else memory.gpu.name
-    )
+    size = memory.gpu.name
+    if memory.gpu.peak_flops:
+        size = f"one {size} of {memory.gpu.memory_bytes / GIB:.0f} GiB"
     verdict = "fits" if memory.fits else "does not fit"
     ways = [f"data.batch_size: {memory.largest_batch}" if memory.largest_batch else "lora.rank: 16"]
     if "checkpointed" not in memory.name:
         ways.append("strategy.activation_checkpointing: true")
     hint = "" if memory.fits else f"; set {' or '.join(ways)}"
     parts = {**memory.parts, "activations": memory.per_sample * memory.batch, "all": memory.total}
-    return "\n".join(
-        [
-            f"Memory at {memory.resolution} px: {memory.name}, {memory.batch} a GPU: {verdict} in {size}, of "
-            f"which {MARGIN:.0%} are kept for what is not counted; at most {memory.largest_batch} fit{hint}",
-            *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items()),
-        ]
+    heading = (
+        f"Memory at {memory.resolution} px: {memory.name}, {memory.batch} a GPU: {verdict} in {size}, of "
+        f"which {MARGIN:.0%} are kept for what is not counted; at most {memory.largest_batch} fit{hint}"
     )
+    return "\n".join([heading, *(f"  {part:20} {value / GIB:6.1f} GiB" for part, value in parts.items())])
