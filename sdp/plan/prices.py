@@ -1,7 +1,7 @@
 """Dated prices of instances, from prices.yaml or a file in its shape."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -51,22 +51,18 @@ class Prices(Section):
         rows = [row for row in self.instances if row.instance == instance]
         return max(rows, key=lambda row: row.as_of, default=None)
 
-    def best(self, gpus: Iterable[str], workers: int | None = None) -> Instance | None:
+    def best(self, gpus: Collection[str], workers: int | None = None) -> Instance | None:
         """Return the cheapest priced instance with one of these GPUs; of equals, the one with most GPUs.
 
         Compare what all `workers` cost, whose last instance may be partly idle, or without a number what a GPU costs.
         """
-        priced = [
-            (
-                round(row.per_hour * (instances(workers, instance) if workers else 1 / instance.gpus), 9),
-                -instance.gpus,
-                instance.name,
-            )
-            for instance in INSTANCES.values()
-            if instance.gpu in set(gpus) and instance.vcpus >= _MIN_VCPUS * instance.gpus > 0
-            if (row := self.row(instance.name)) is not None
-        ]
-        return INSTANCES[min(priced)[2]] if priced else None
+
+        def rank(instance: Instance) -> tuple[float, int, str]:
+            share = instances(workers, instance) if workers else 1 / instance.gpus
+            return round(self.need(instance.name).per_hour * share, 9), -instance.gpus, instance.name
+
+        suited = (each for each in INSTANCES.values() if each.gpu in gpus and each.vcpus >= _MIN_VCPUS * each.gpus > 0)
+        return min((each for each in suited if self.row(each.name) is not None), key=rank, default=None)
 
     def gpu_hour(self, instance: str) -> float | None:
         """Return the price of an hour of one of an instance's GPUs; None if it is not known."""
