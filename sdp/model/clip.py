@@ -81,11 +81,10 @@ def read_tensors(data: bytes, name: str) -> "dict[str, Tensor]":
     from safetensors.torch import load
 
     try:
-        tensors: dict[str, Tensor] = (
-            load(data)
-            if name.endswith(".safetensors")
-            else torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-        )
+        if name.endswith(".safetensors"):
+            tensors: dict[str, Tensor] = load(data)
+        else:
+            tensors = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
         if not isinstance(tensors, dict) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
             raise ValueError("it holds more than tensors")
     except Exception as error:  # whatever a forged pickle leads to
