@@ -126,8 +126,8 @@ def _reason(status: Mapping[str, Any], message: str) -> str:
         if errors := [line for line in log if line.startswith("sdp: ")]:
             return errors[-1]
         if first.startswith("runtime_env setup failed"):
-            lines = [line.strip() for line in log if line.strip()] or [first]
-            cause = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1])
+            lines = [line.strip() for line in (first, *log)]  # a traceback, then pip's output if it was pip
+            cause = [line for line in lines if line and not line.startswith("[notice]")][-1]
             return f"its runtime environment cannot be made: {cause}"
         first = first.removesuffix(", last available logs (truncated to 20,000 chars):")
         return first if reason in ("", "AppFailed") else f"{reason}: {first}"

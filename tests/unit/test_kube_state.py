@@ -57,10 +57,11 @@ def test_a_job_that_failed_says_why_in_one_line() -> None:
 def test_a_runtime_environment_that_cannot_be_made_is_explained_by_its_last_error() -> None:
     message = (
         "runtime_env setup failed: Failed to set up runtime environment.\nTraceback (most recent call last):\n"
-        "Last 50 lines of stdout:\n    ERROR: No matching distribution found for nothing\n\n    [notice] a new pip\n"
+        "utils.SubprocessCalledProcessError: Run cmd[9] failed with the following details.\n"
+        "Last 50 lines of stdout:\n    python: No module named pip\n\n    [notice] a new pip\n"
     )
     state = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=message))
-    assert state.message.endswith(": ERROR: No matching distribution found for nothing")
+    assert state.message.endswith(": python: No module named pip")
     short = message.partition("\n")[0]
     state = job_state(rayjob(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=short))
     assert state.message.endswith(": runtime_env setup failed: Failed to set up runtime environment.")
