@@ -24,7 +24,7 @@ _STEADY_S = 60.0
 """The shortest run whose bottleneck is worth naming."""
 
 
-Line = tuple[str, str]
+TableLine = tuple[str, str]
 """A line of a table: its name, and the text."""
 
 
@@ -141,7 +141,9 @@ def emit(telemetry: Telemetry, figures: ProcessFigures) -> None:
     telemetry.show("sdp_process_ready", figures.pipeline.ready)
 
 
-def summary(config: AnyConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[Line] = ()) -> list[Line]:
+def summary(
+    config: AnyConfig, dataset: Dataset, figures: ProcessFigures, more: Sequence[TableLine] = ()
+) -> list[TableLine]:
     """Return the closing table: the dataset's counts, `more` on its content, this run's figures, the next command."""
     counts = dataset.manifest.counts
     without = dataset.rows - counts.input
@@ -178,14 +180,16 @@ def summary(config: AnyConfig, dataset: Dataset, figures: ProcessFigures, more: 
     return lines
 
 
-def taken_down_lines(dataset: Dataset) -> list[Line]:
+def taken_down_lines(dataset: Dataset) -> list[TableLine]:
     """Return a line on the written rows of a plain source that are taken down, if there are some."""
     count = len(tombstones.load(dataset.storage).rows) - dataset.manifest.counts.reasons.get("tombstone", 0)
     lines = [("  taken down", f"{count:,} of the written, left out of training")]
     return lines if count > 0 and not dataset.head.derived else []
 
 
-def forecast(prepared: Prepared[Config, Spec], output: Output, to_write: Callable[[int], list[Line]]) -> list[Line]:
+def forecast(
+    prepared: Prepared[Config, Spec], output: Output, to_write: Callable[[int], list[TableLine]]
+) -> list[TableLine]:
     """Return the dry run's table: what a run would do; `to_write` returns the lines on this many images."""
     works, pending = output.index.works(), output.pending()
     rows = sum(len(work.unit) for work in pending)
@@ -202,7 +206,7 @@ def forecast(prepared: Prepared[Config, Spec], output: Output, to_write: Callabl
     ]
 
 
-def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) -> list[Line]:
+def latents_lines(prepared: Prepared[ProcessConfig, EncodeSpec], images: int) -> list[TableLine]:
     """Return the dry run's lines on the latents to write."""
     config, model = prepared.config, prepared.spec.model
     return [
