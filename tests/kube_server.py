@@ -380,6 +380,8 @@ class _RayHandler(_Handler):
             self.reply(200, json.dumps(job.record).encode())
         elif what == "end":
             self.reply(200, bytes(job.log))
+        elif what == "logs":
+            self.reply(200, json.dumps({"logs": job.log.decode()}).encode())
         else:
             assert (method, what) == ("POST", "stop")
             job.stopped = True
