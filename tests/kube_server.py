@@ -365,7 +365,8 @@ class _RayHandler(_Handler):
     def serve(self, method: str) -> None:
         name, _, what = self.path.removeprefix("/api/jobs/").partition("/")
         if self.path.startswith("/api/v0/logs/file?"):
-            name, what = dict(parse_qsl(urlsplit(self.path).query))["submission_id"], "end"
+            query = dict(parse_qsl(urlsplit(self.path).query))
+            name, what = query["submission_id"], "end" if query["node_ip"] == "127.0.0.1" else "elsewhere"
         job = self.ray.jobs.get(name)
         if self.headers.get("x-ray-authorization") != f"Bearer {self.ray.token}":
             self.reply(403, b"Forbidden")
@@ -457,8 +458,8 @@ def running() -> Iterator[tuple[KubeServer, RayServer]]:
     kube, ray = KubeServer(), RayServer(secrets.token_hex(16))
     kube.dashboard_port = ray.port
     kube.put(f"{RAY}/rayclusters/sdp", raycluster())
-    labels = {"ray.io/cluster": "sdp", "ray.io/node-type": "head"}
-    kube.put(f"{CORE}/pods/sdp-head-abcde", {"metadata": {"labels": labels}, "status": {"phase": "Running"}})
+    labels, status = {"ray.io/cluster": "sdp", "ray.io/node-type": "head"}, {"phase": "Running", "podIP": "127.0.0.1"}
+    kube.put(f"{CORE}/pods/sdp-head-abcde", {"metadata": {"labels": labels}, "status": status})
     kube.put(f"{CORE}/secrets/sdp", {"data": {"auth_token": base64.b64encode(ray.token.encode()).decode()}})
     try:
         yield kube, ray

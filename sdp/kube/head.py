@@ -29,7 +29,7 @@ class RayHead:
     def __init__(self, api: Api, cluster: str) -> None:
         self._cluster = cluster
         self._headers = _token(api, api.get(api.path("rayclusters", cluster)))
-        self.pod = head_pod(api, cluster)
+        self.pod, self._address = head_pod(api, cluster)
         self._socket = api.forward(self.pod, PORT)
 
     def log(self, submission: str) -> str:
@@ -38,7 +38,8 @@ class RayHead:
 
     def last_lines(self, submission: str) -> list[str]:
         """Return the end of a job's log."""
-        return self._text("GET", f"/api/v0/logs/file?submission_id={quote(submission)}&lines={LAST_LINES}").splitlines()
+        query = f"node_ip={quote(self._address)}&submission_id={quote(submission)}&lines={LAST_LINES}"
+        return self._text("GET", f"/api/v0/logs/file?{query}").splitlines()
 
     def record(self, submission: str) -> Object:
         """Return what Ray has recorded of a job."""
@@ -112,12 +113,13 @@ def _path(submission: str, what: str = "") -> str:
     return f"/api/jobs/{quote(submission, safe='')}/{what}".rstrip("/")
 
 
-def head_pod(api: Api, cluster: str) -> str:
-    """Return the head's running pod."""
+def head_pod(api: Api, cluster: str) -> tuple[str, str]:
+    """Return the head's running pod, and its address."""
     selector = f"ray.io/cluster={cluster},ray.io/node-type=head"
     for pod in api.list(api.path("pods", group="/api/v1"), labelSelector=selector):
-        if (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
-            return str(pod["metadata"]["name"])
+        status = pod.get("status") or {}
+        if status.get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
+            return str(pod["metadata"]["name"]), str(status.get("podIP", ""))
     raise Unreachable(f"ray: the head of {cluster!r} is not running; sdp status shows the cluster")
 
 

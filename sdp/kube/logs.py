@@ -146,7 +146,7 @@ def follow(api: Api, name: str, say: Say) -> int:
 def _has_another_head(api: Api, cluster: str, pod: str) -> bool:
     """Return whether a cluster's head is another pod, on which KubeRay runs a job again by the same submission."""
     with suppress(SdpError):
-        return head_pod(api, cluster) != pod
+        return head_pod(api, cluster)[0] != pod
     return False  # none runs, or it cannot be known now
 
 

@@ -67,6 +67,7 @@ def test_stop_ends_a_job_with_a_last_checkpoint(cluster: Kube, latents: str) -> 
     output = f"{jobs.OUTPUT}/run-stopped"
     job = jobs.submit(cluster, "train", f"output.uri={output}", "max_steps=100000", "checkpoint.every_steps=50000")
     cluster.until(lambda: "train: step" in jobs.log(cluster, job), jobs.JOB_S, "the training makes steps")
+    assert f"\n{job}: train: step " in jobs.sdp(cluster, "status", job).stdout
     stopped = jobs.sdp(cluster, "stop", job, timeout_s=150)  # half of what the driver would have
     assert stopped.returncode == 0, stopped.stderr
     run = jobs.inspect(cluster, output)

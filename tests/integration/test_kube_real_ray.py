@@ -212,13 +212,14 @@ actors, jobs = internals.actors_and_jobs()
 nodes = {node["NodeID"]: "A100" for node in ray.nodes()}
 this_job = ray.get_runtime_context().get_job_id()
 print("in the driver:", holders(actors, jobs, nodes), holders(actors, jobs, nodes, this_job))
+print("train: step 1 of 2 · ETA 0:01")
 print("ready", flush=True)
 import time
 time.sleep(120)
 """
 
 
-def test_the_holder_of_a_gpu_is_named_in_the_driver_and_by_status(
+def test_status_shows_a_jobs_progress_and_like_its_driver_who_holds_a_gpu(
     kube: KubeServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "driver.py").write_text(HOLDS_A_GPU)
@@ -226,7 +227,9 @@ def test_the_holder_of_a_gpu_is_named_in_the_driver_and_by_status(
     (line,) = [line for line in log.splitlines() if line.startswith("in the driver: ")]
     assert re.fullmatch(r"in the driver: \['holder holds 1 A100 GPU \(job begun \S+ \S+Z\)'\] \[\]", line)
     assert main(["status"]) == 0
-    assert re.search(r"^sdp: holder holds 1 a10g GPU \(job begun 20\S+ \S+Z\)$", capfd.readouterr().out, re.MULTILINE)
+    text = capfd.readouterr().out
+    assert re.search(r"^sdp: holder holds 1 a10g GPU \(job begun 20\S+ \S+Z\)$", text, re.MULTILINE)
+    assert "holder: train: step 1 of 2 · ETA 0:01\n" in text
     assert main(["stop", "holder"]) == 0
 
 
