@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from sdp.config.generate import GenerateConfig
 from sdp.datasets import index as index_files
 from sdp.datasets import tombstones
-from sdp.datasets.columns import iter_tables, kind_of, open_parquet, readable
+from sdp.datasets.columns import iter_tables, kind_of, open_parquet, parquet_bytes, readable
 from sdp.datasets.footers import read_new_footer
 from sdp.datasets.index import Index, Version, files_table
 from sdp.datasets.output import HEAD, Output
@@ -87,7 +87,7 @@ def freeze(output: Output, prompts: Sequence[Prompt], config: GenerateConfig) ->
     fresh = prompts[len(known) :]
     if not fresh:
         return output
-    data = _serialise(fresh)
+    data = parquet_bytes(pa.table({"prompt": pa.array(fresh, pa.string())}))
     digest = hashlib.sha256(data).hexdigest()
     name = f"{FOLDER}{digest[:16]}.pq"  # so that no other job's prompts can replace these
     rows = len(fresh) * config.images_per_prompt
@@ -157,12 +157,6 @@ def _parquet(uri: str, options: StorageOptions, column: str, taken_down: BitMap6
 
 def _clean(prompt: object) -> Prompt:
     return (prompt.strip() or None) if isinstance(prompt, str) else None
-
-
-def _serialise(prompts: Sequence[Prompt]) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"prompt": pa.array(prompts, pa.string())}), sink, compression="zstd")
-    return bytes(sink.getvalue())
 
 
 def _shown(prompt: Prompt) -> str:

@@ -12,6 +12,7 @@ from pyroaring import BitMap64
 from sdp.config.score import ScoreConfig
 from sdp.console import counted, say, table
 from sdp.datasets import repeated
+from sdp.datasets.columns import parquet_bytes
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
@@ -66,10 +67,8 @@ def find_duplicates(
     say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
     groups = near.groups(_search(spec, parts, rows, distance, prepared.config.transform.node_labels, check))
     count = int(np.count_nonzero(groups["duplicate"].to_numpy()))
-    sink = pa.BufferOutputStream()
-    metadata = {_MADE_OF: made_of, b"sdp.duplicates": str(count)}
-    pq.write_table(groups.replace_schema_metadata(metadata), sink, row_group_size=_GROUP_ROWS, compression="zstd")
-    spec.output.publish_held(DUPLICATES, sink.getvalue(), check)
+    groups = groups.replace_schema_metadata({_MADE_OF: made_of, b"sdp.duplicates": str(count)})
+    spec.output.publish_held(DUPLICATES, parquet_bytes(groups, row_group_size=_GROUP_ROWS), check)
     return count
 
 
