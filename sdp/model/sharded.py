@@ -20,15 +20,7 @@ from torch import Tensor
 
 from sdp.device import new_stream, record, thread_pool
 from sdp.errors import ModelError, NotFound, one_line
-from sdp.model.tensor_index import (
-    FORMAT,
-    INDEX,
-    DamagedCheckpoint,
-    StoredTensor,
-    TensorChunk,
-    TensorIndex,
-    read_tensor_index,
-)
+from sdp.model.tensor_index import FORMAT, INDEX, DamagedCheckpoint, TensorChunk, TensorIndex, read_tensor_index
 from sdp.storage import Data, Storage
 
 FILE_BYTES = 256_000_000
@@ -161,7 +153,7 @@ def stage(
 def load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
     """Load into existing tensors, however they are sharded; each worker reads its own rows."""
     index = read_tensor_index(storage)
-    _check(storage, tensors, index.tensors)
+    _check(storage, tensors, index)
     _read(storage, index, tensors)
 
 
@@ -346,7 +338,8 @@ def _checksum_file(file: str) -> str:
     return f"{file.partition('.')[0]}.json"
 
 
-def _check(storage: Storage, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> None:
+def _check(storage: Storage, tensors: Mapping[str, Tensor], index: TensorIndex) -> None:
+    stored = index.tensors
     missing = [name for name in tensors if name not in stored]
     differing = [name for name in tensors if name in stored and tuple(tensors[name].shape) != stored[name].size]
     if missing:
