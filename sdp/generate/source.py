@@ -11,18 +11,7 @@ from typing import Any
 from sdp.config.generate import GenerateConfig
 from sdp.errors import DatasetError, UserError
 from sdp.families import INDEX, every, refuse_sides
-from sdp.model import sources
-from sdp.model.checkpoints import (
-    COMPLETE,
-    STEP,
-    averages,
-    base_digest,
-    find_checkpoint,
-    is_checkpoint,
-    trained_scheduler,
-    training_config,
-    with_step,
-)
+from sdp.model import checkpoints, sources
 from sdp.model.layout import ModelSource
 from sdp.storage import Storage, StorageOptions, open_storage
 
@@ -52,9 +41,10 @@ def settled(config: GenerateConfig) -> GenerateConfig:
     """Return the configuration with what its checkpoint decides: {step} in output.uri, and the resolution."""
     newest = _newest(config)
     output = config.output
-    if STEP in output.uri:
-        output = output.replaced(uri=with_step(output.uri, config.checkpoint if newest is None else newest.uri))
-    side = None if newest is None else training_config(newest).data.resolution
+    if checkpoints.STEP in output.uri:
+        drawn_with = config.checkpoint if newest is None else newest.uri
+        output = output.replaced(uri=checkpoints.with_step(output.uri, drawn_with))
+    side = None if newest is None else checkpoints.training_config(newest).data.resolution
     return config.with_defaults(resolution=side).replaced(output=output)
 
 
@@ -75,21 +65,21 @@ def _newest(config: GenerateConfig) -> Storage | None:
     if folder.exists(INDEX) or any(folder.exists(f"{family.denoiser}/config.json") for family in every()):
         return None
     try:
-        return find_checkpoint(config.checkpoint, options)
+        return checkpoints.find_checkpoint(config.checkpoint, options)
     except DatasetError as error:
         raise UserError(
             f"checkpoint: {config.checkpoint}: neither a complete checkpoint of sdp train, nor a run that has one "
-            f"(no {COMPLETE}), nor a model in diffusers layout (no {INDEX}); check the URI"
+            f"(no {checkpoints.COMPLETE}), nor a model in diffusers layout (no {INDEX}); check the URI"
         ) from error
 
 
 def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, options: StorageOptions) -> Storage:
     """Return the checkpoint itself; for a run, the checkpoint that the output was begun with, if it still exists."""
-    checkpoints, _, name = newest.uri.rpartition("/")
+    folder, _, name = newest.uri.rpartition("/")
     if begun in (None, name) or newest.uri == open_storage(config.checkpoint, options).uri:
         return newest
-    older = open_storage(f"{checkpoints}/{begun}", options)
-    if not is_checkpoint(older):
+    older = open_storage(f"{folder}/{begun}", options)
+    if not checkpoints.is_checkpoint(older):
         raise UserError(
             f"checkpoint: {config.output.uri} was begun with {older.uri}, which no longer exists; choose another "
             f"output.uri for {newest.uri}"
@@ -97,10 +87,14 @@ def _begun_with(newest: Storage, config: GenerateConfig, begun: str | None, opti
     return older
 
 
-def _check_sampler(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> None:
-    """Refuse a sampler of diffusion for a flow."""
+def _resolved(config: GenerateConfig, source: ModelSource, digest: str | None) -> sources.LocalModel:
+    """Return a source's local model; refuse a sampler of diffusion for a flow, and a resolution that does not fit."""
+    options = config.storage.options()
     if (name := config.sampler.scheduler) != "ddim" and sources.prediction_type(source, storage=options) == "flow":
         raise UserError(f"sampler.scheduler: expected ddim, which means Euler's steps for a flow, got {name!r}")
+    model = sources.resolve(replace(source, sha256=digest), storage=options)
+    refuse_sides("resolution", model.path, [config.resolution])
+    return model
 
 
 def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptions) -> GenerateModel:
@@ -111,25 +105,21 @@ def _of_model(config: GenerateConfig, source: ModelSource, options: StorageOptio
     if config.model is not None:
         raise UserError("model: expected null where checkpoint is a model, which has all of its parts; remove it")
     source = sources.check(source, storage=options, pretrained=True)
-    _check_sampler(config, source, options)
-    model = sources.resolve(source, storage=options)
-    refuse_sides("resolution", model.path, [config.resolution])
-    digest = model.digest
+    digest = _resolved(config, source, None).digest
     uri = str(source) if source.kind in ("hub", "builtin") else open_storage(source.uri, options).uri
     return GenerateModel(uri, digest, replace(source, sha256=digest))
 
 
 def _of_checkpoint(config: GenerateConfig, folder: Storage, options: StorageOptions) -> GenerateModel:
-    training = training_config(folder)
+    training = checkpoints.training_config(folder)
+    objective = training.objective
     source = sources.check(config.model or training.model.source, _BESIDE_TRAINED, storage=options)
-    _check_sampler(config, source, options)
-    model = sources.resolve(replace(source, sha256=base_digest(folder)), storage=options)
-    refuse_sides("resolution", model.path, [config.resolution])
+    model = _resolved(config, source, checkpoints.base_digest(folder))
     return GenerateModel(
         uri=folder.uri,
-        digest=hashlib.sha256(folder.read(COMPLETE) + folder.read("tensors.json")).hexdigest(),
+        digest=hashlib.sha256(folder.read(checkpoints.COMPLETE) + folder.read("tensors.json")).hexdigest(),
         base=model.source,
         checkpoint=folder,
-        ema=averages(training, config.weights, folder),
-        scheduler=trained_scheduler(str(training.objective.prediction), training.objective.zero_terminal_snr),
+        ema=checkpoints.averages(training, config.weights, folder),
+        scheduler=checkpoints.trained_scheduler(str(objective.prediction), objective.zero_terminal_snr),
     )
