@@ -12,16 +12,7 @@ from typing import Any, Literal
 from sdp.errors import ModelError, UserError
 from sdp.families import INDEX, Family, LatentSpace, space_of
 from sdp.families.sd import SD
-from sdp.model import layout, load, sources
-from sdp.model.checkpoints import (
-    find_checkpoint,
-    newer_than,
-    read_marker,
-    read_weights,
-    trained_scheduler,
-    training_config,
-    with_step,
-)
+from sdp.model import checkpoints, layout, load, sources
 from sdp.model.layout import PARTS
 from sdp.model.lora import published
 from sdp.model.single_file import architecture, single_file
@@ -75,11 +66,11 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
     load_lora_weights reads it (lora). All networks are stored in `dtype`, including those that were not trained.
     """
     one_file = form != "folder"
-    folder = find_checkpoint(checkpoint)
+    folder = checkpoints.find_checkpoint(checkpoint)
     stem, dot, suffix = out.rpartition(".") if one_file else (out.rstrip("/"), "", "")
     own = f"name it by the step ({stem}-{{step}}{dot}{suffix})"
-    out = with_step(out, folder.uri)
-    config, marker = training_config(folder).model_dump(mode="json"), read_marker(folder)
+    out = checkpoints.with_step(out, folder.uri)
+    config, marker = checkpoints.training_config(folder).model_dump(mode="json"), checkpoints.read_marker(folder)
     ema = ema and config["ema"]["decay"] is not None
     step = int(marker["state"]["step"])
     if not step:
@@ -101,38 +92,41 @@ def export(checkpoint: str, out: str, *, ema: bool = True, dtype: Dtype = "fp32"
         raise UserError(f"export: no other program reads such a file of {what}; export a folder")
     if form == "lora":
         target.publish(file, _serialised(_lora(folder, family, ema=ema), dtype))
-        return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
+        return Exported(target.uri_of(file), folder.uri, step, checkpoints.newer_than(folder.uri), ema, form)
     networks: Any = load_trained(folder, source, ema=ema, name=config["model"]["source"])
     if form == "folder":
-        _write_folder(target, networks, config["objective"], model.path, dtype, model.encoder_digest)
+        _write_folder(target, networks, config["objective"], model, dtype)
         prompt = next(iter((config.get("samples") or {}).get("prompts") or ()), _PROMPT)
-        return Exported(target.uri, folder.uri, step, newer_than(folder.uri), ema, form, family, prompt)
+        return Exported(target.uri, folder.uri, step, checkpoints.newer_than(folder.uri), ema, form, family, prompt)
     text_encoder = networks.text_encoder or load.load_text_encoder(source)
     spec = _modelspec(file.removesuffix(".safetensors"), config, marker, text_encoder)
     target.publish(file, _serialised(single_file(networks.denoiser, load.load_vae(source), text_encoder), dtype, spec))
-    return Exported(target.uri_of(file), folder.uri, step, newer_than(folder.uri), ema, form)
+    return Exported(target.uri_of(file), folder.uri, step, checkpoints.newer_than(folder.uri), ema, form)
 
 
 def _write_folder(
-    target: Storage, networks: Any, objective: Mapping[str, Any], source: Path, dtype: Dtype, encoder: str
+    target: Storage, networks: Any, objective: Mapping[str, Any], model: sources.LocalModel, dtype: Dtype
 ) -> None:
     """Write the trained networks and the source's other parts in diffusers layout."""
-    scheduler = trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
+    from safetensors.torch import load as load_tensors
+
+    scheduler = checkpoints.trained_scheduler(objective["prediction"], objective["zero_terminal_snr"])
     with TemporaryDirectory(prefix="sdp-export-") as scratch:
         for part, network in networks.named_children():
             network.save_pretrained(Path(scratch) / part, safe_serialization=True)
         saved = {path.relative_to(scratch).as_posix(): path for path in Path(scratch).rglob("*") if path.is_file()}
         parts = {name.partition("/")[0] for name in saved}
-        copied = {name: source / name for name in layout.present(source) if name.partition("/")[0] not in parts}
+        others = (name for name in layout.present(model.path) if name.partition("/")[0] not in parts)
+        files = {name: model.path / name for name in others} | saved
         # The index comes last: without it the folder is visibly unfinished.
-        for name in sorted({**copied, **saved}, key=lambda name: (name == INDEX, name)):
-            data = {**copied, **saved}[name].read_bytes()
+        for name in sorted(files, key=lambda name: (name == INDEX, name)):
+            data = files[name].read_bytes()
             if name.endswith(".safetensors"):
-                data = _in_dtype(data, dtype)
+                data = _serialised(load_tensors(data), dtype)
             elif name == SCHEDULER:
                 data = _json({**json.loads(data), **scheduler})
             elif name == INDEX:
-                data = _index(data, networks.family, None if "text_encoder" in parts else encoder)
+                data = _index(data, networks.family, None if "text_encoder" in parts else model.encoder_digest)
             elif name == TEXT_ENCODER:
                 data = _text_encoder(data)
             target.publish(name, data)
@@ -143,7 +137,7 @@ def _source(folder: Storage, config: dict[str, Any]) -> sources.LocalModel:
     source = config["model"]["source"]
     sources.check(source)
     model = sources.resolve(source)
-    digest = read_marker(folder).get("model", {}).get("digest")
+    digest = checkpoints.base_digest(folder)
     if digest is not None and digest != model.digest:
         raise ModelError(
             f"model source {source}: its content has changed since {folder.uri} was trained with it: "
@@ -157,7 +151,7 @@ def _lora(folder: Storage, family: Family, *, ema: bool) -> dict[str, Any]:
     if lora.rank is None:
         raise UserError(f"export: --lora: {folder.uri} was trained without lora.rank; leave --lora out")
     assert family.lora_names is not None
-    return published(by_network(read_weights(folder, ema=ema), family), lora.scale, family.lora_names)
+    return published(by_network(checkpoints.read_weights(folder, ema=ema), family), lora.scale, family.lora_names)
 
 
 def _modelspec(title: str, config: Mapping[str, Any], marker: Mapping[str, Any], text_encoder: Any) -> dict[str, str]:
@@ -179,15 +173,8 @@ def _modelspec(title: str, config: Mapping[str, Any], marker: Mapping[str, Any],
     return {name: str(value) for name, value in spec.items() if value is not None}
 
 
-def _in_dtype(data: bytes, dtype: Dtype) -> bytes:
-    """Return a weights file with its floating-point tensors converted to a dtype."""
-    from safetensors.torch import load as load_tensors
-
-    return _serialised(load_tensors(data), dtype)
-
-
 def _serialised(tensors: dict[str, Any], dtype: Dtype, spec: Mapping[str, str] | None = None) -> bytes:
-    """Return a weights file; one with a specification also holds the tensors' digest."""
+    """Return a weights file, with floating-point tensors in a dtype; one with a specification also holds the digest."""
     import torch
     from safetensors.torch import save as save_tensors
 
