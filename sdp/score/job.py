@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from sdp.config.score import ScoreConfig
-from sdp.console import counted, say, table
+from sdp.console import counted, say, size, table
 from sdp.datasets import repeated
 from sdp.datasets.columns import parquet_bytes
 from sdp.datasets.parts import PartInfo
 from sdp.datasets.units import Addresses
 from sdp.errors import NotFound
 from sdp.process.job import ProcessSummary, write_dataset
-from sdp.process.messages import ProcessFigures, forecast
+from sdp.process.messages import ProcessFigures, TableLine, forecast, summary
 from sdp.process.prepare import Prepared, begin, with_tombstones
 from sdp.runners.exchange import exchange
-from sdp.score import messages, near
+from sdp.score import near
 from sdp.score.prepare import prepare
 from sdp.score.stages import ScoreSpec
 from sdp.storage import Storage
@@ -28,6 +28,8 @@ from sdp.storage import Storage
 DUPLICATES = "duplicates/duplicates.parquet"
 _MADE_OF = b"sdp.made_of"
 _GROUP_ROWS = 65_536
+_ROW_BYTES = 40
+"""A row of scores, at most."""
 
 
 def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False) -> ProcessSummary:
@@ -35,7 +37,7 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
     prepared = prepare(config)
     if dry_run:
         output = begin(prepared, only_failed=only_failed, write=False)
-        say(table(forecast(prepared, output, lambda images: messages.scores_lines(prepared, images))))
+        say(table(forecast(prepared, output, lambda images: _scores_lines(prepared, images))))
         return ProcessSummary(None, ProcessFigures(job="score"))
     duplicates: int | None = None
 
@@ -46,9 +48,24 @@ def run(config: ScoreConfig, *, dry_run: bool = False, only_failed: bool = False
         return 0  # they stay in the dataset
 
     dataset, figures = write_dataset(prepared, "score", only_failed=only_failed, after=find)
-    say(table(messages.summary(config, dataset, figures, duplicates)))
+    more = []
+    if duplicates is not None:
+        share = duplicates / max(1, dataset.manifest.counts.written)
+        more.append(("near-duplicates", f"{duplicates:,} of a lower row, {share * 100:.1f} %"))
+    say(table(summary(config, dataset, figures, more)))
     dataset.require_rows()
     return ProcessSummary(dataset, figures, duplicates)
+
+
+def _scores_lines(prepared: Prepared[ScoreConfig, ScoreSpec], images: int) -> list[TableLine]:
+    """Return the dry run's lines on the scores to write."""
+    distance = prepared.config.score.duplicates.distance
+    alike = "equal hashes" if distance == 0 else f"hashes that differ in at most {counted(distance or 0, 'bit')}"
+    return [
+        ("to write", f"about {size(images * _ROW_BYTES)}: {', '.join(prepared.spec.schema.names)}"),
+        ("near-duplicates", "not looked for" if distance is None else alike),
+        *((role, f"{model[:-48]}…") for role, model in prepared.models.items()),
+    ]
 
 
 def find_duplicates(
@@ -63,20 +80,18 @@ def find_duplicates(
     known = _known(spec.output)
     if known.get(_MADE_OF) == made_of.encode():
         return int(known[b"sdp.duplicates"])
-    rows = sum(part.counts.written for part in parts)
-    say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
-    groups = near.groups(_search(spec, parts, rows, distance, prepared.config.transform.node_labels, check))
+    groups = near.groups(_search(spec, prepared.config, parts, check))
     count = int(np.count_nonzero(groups["duplicate"].to_numpy()))
     groups = groups.replace_schema_metadata({_MADE_OF: made_of, b"sdp.duplicates": str(count)})
     spec.output.publish_held(DUPLICATES, parquet_bytes(groups, row_group_size=_GROUP_ROWS), check)
     return count
 
 
-def read_hashes(storage: Storage, paths: Sequence[str], taken_down: bytes) -> tuple[near.Hashes, Addresses]:
+def _read_hashes(spec: ScoreSpec, paths: Sequence[str]) -> tuple[near.Hashes, Addresses]:
     """Return the hashes in some parts, with their rows."""
-    table = repeated.read_columns(storage, paths, ["row", "hash"])
+    table = repeated.read_columns(spec.output, paths, ["row", "hash"])
     hashes, rows = table["hash"].to_numpy(), table["row"].to_numpy()
-    gone = np.array(BitMap64.deserialize(taken_down).to_array() if taken_down else [], np.int64)
+    gone = np.array(BitMap64.deserialize(spec.taken_down).to_array() if spec.taken_down else [], np.int64)
     kept = ~np.isin(rows, gone)
     return hashes[kept], rows[kept]
 
@@ -90,30 +105,26 @@ def _known(storage: Storage) -> Mapping[bytes, bytes]:
 
 
 def _search(
-    spec: ScoreSpec,
-    parts: Sequence[PartInfo],
-    rows: int,
-    distance: int,
-    labels: Mapping[str, str],
-    check: Callable[[], None],
+    spec: ScoreSpec, config: ScoreConfig, parts: Sequence[PartInfo], check: Callable[[], None]
 ) -> Iterator[near.Pairs]:
     """Search mask by mask; by tasks if there are several partitions, since the hashes are then many."""
+    distance, labels = config.score.duplicates.distance or 0, config.transform.node_labels
+    rows = sum(part.counts.written for part in parts)
+    say(f"score: looking for near-duplicates among {counted(rows, 'row')}")
     pieces, masks, partitions = repeated.pieces(parts), near.masks(rows, distance), repeated.partitions_for(rows)
     if partitions == 1:
-        shares = [read_hashes(spec.output, piece, spec.taken_down) for piece in pieces]
+        shares = [_read_hashes(spec, piece) for piece in pieces]
         yield from (_search_shares(mask, distance, mask == masks[0], *shares) for mask in masks if shares)
         return
     for number, mask in enumerate(masks, 1):
         what = f"looking for near-duplicates, search {number} of {len(masks)}"
-        read = partial(_read_partitions, spec.output, spec.taken_down, mask)
+        read = partial(_read_partitions, spec, mask)
         search = partial(_search_shares, mask, distance, mask == masks[0])
         yield from exchange(what, rows, read, pieces, search, partitions, labels=labels, check=check)
 
 
-def _read_partitions(
-    storage: Storage, taken_down: bytes, mask: int, paths: Sequence[str], partitions: int
-) -> list[tuple[near.Hashes, Addresses]]:
-    hashes, rows = read_hashes(storage, paths, taken_down)
+def _read_partitions(spec: ScoreSpec, mask: int, paths: Sequence[str], partitions: int) -> repeated.Partitioned:
+    hashes, rows = _read_hashes(spec, paths)
     partition = near.partition_of(hashes, mask, partitions)
     return repeated.divided(partition, partitions, hashes, rows)
 
