@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -45,7 +44,7 @@ class CaptionSpec(RowsSpec):
 
     def prepare(self, item: WorkItem) -> tuple[Chunk, PrepareStats]:
         """Read a piece, and make its pictures as small as the model takes them."""
-        step = Transform(self.recipe, None, reason_to_skip(self), partial(_look, self), captioned=False)
+        step = Transform(self.recipe, None, reason_to_skip(self), self._look, captioned=False)
         return self.run_transform(step, item)
 
     def load(self) -> Captioner:
@@ -92,8 +91,7 @@ class CaptionSpec(RowsSpec):
             prompts = [*prompts][draw(self.recipe.seed, row, [*prompts.values()])]
         return prompts.replace(OWN, tidy(own[:_LONGEST_OWN]))
 
-
-def _look(spec: CaptionSpec, data: bytes | memoryview, _: int) -> Crops:
-    """Return a picture, reduced so that no side is longer than the model's."""
-    side = spec.asked.side
-    return 0, {side: fit(spec.pixels(data, side), side)}
+    def _look(self, data: bytes | memoryview, _: int) -> Crops:
+        """Return a picture, reduced so that no side is longer than the model's."""
+        side = self.asked.side
+        return 0, {side: fit(self.pixels(data, side), side)}

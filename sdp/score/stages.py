@@ -1,7 +1,7 @@
 """The pipeline's stages that score pictures: hashes and CLIP's views on CPUs, CLIP on accelerators."""
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -59,7 +59,7 @@ class ScoreSpec(RowsSpec):
     def prepare(self, item: WorkItem) -> tuple[Chunk, PrepareStats]:
         """Read a piece and return its hashes, views and tokens."""
         tokenizer = _tokenizer(self.clip, self.storage) if self.clip is not None else None
-        step = Transform(self.recipe, tokenizer, reason_to_skip(self), partial(_look, self), captioned=False)
+        step = Transform(self.recipe, tokenizer, reason_to_skip(self), self._look, captioned=False)
         return self.run_transform(step, item)
 
     def load(self) -> "Scorer | None":
@@ -89,14 +89,13 @@ class ScoreSpec(RowsSpec):
         failed = [Outcome(row, FAILED, "not_finite", "NaN or infinite scores") for row in value.rows[~good].tolist()]
         return table.filter(pa.array(good)), [*value.outcomes, *failed]
 
-
-def _look(spec: ScoreSpec, data: bytes | memoryview, _: int) -> Crops:
-    """Return an image's hash and CLIP's view of it."""
-    pixels = spec.pixels(data, spec.min_side)
-    crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
-    if spec.view is not None:
-        crops[spec.view.side] = spec.view.cut(pixels)
-    return 0, crops
+    def _look(self, data: bytes | memoryview, _: int) -> Crops:
+        """Return an image's hash and CLIP's view of it."""
+        pixels = self.pixels(data, self.min_side)
+        crops = {HASH: np.frombuffer(perceptual_hash(pixels).to_bytes(8), np.uint8)}
+        if self.view is not None:
+            crops[self.view.side] = self.view.cut(pixels)
+        return 0, crops
 
 
 @lru_cache(maxsize=1)
