@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sdp.config.evaluate import EvaluateConfig
 from sdp.datasets import tombstones
@@ -99,4 +99,4 @@ def prepare(config: EvaluateConfig) -> EvaluatePlan:
 
 def pinned(network: FeatureNetwork) -> str:
     """Return a network's name and digest, for a result."""
-    return f"{replace(network.source, sha256=None)} sha256:{network.digest}"
+    return f"{network.source} sha256:{network.digest}"

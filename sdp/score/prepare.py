@@ -1,7 +1,5 @@
 """Checks and decisions before anything costly begins: source, CLIP, predictor, output."""
 
-from dataclasses import replace
-
 from sdp.config.score import ScoreConfig
 from sdp.encode.recipe import TEXT, EncoderSettings, Recipe
 from sdp.errors import UserError
@@ -44,7 +42,7 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     )
     digests = {"clip.digest": clip and clip.digest, "aesthetics.sha256": predictor and predictor.sha256}
     head = head_of(config, ScoreSpec.kind, config.output.rows_per_file, pictures, digests)
-    models = {"clip": f"{replace(clip.source, sha256=None)} sha256:{clip.digest}"} if clip else {}
+    models = {"clip": f"{clip.source} sha256:{clip.digest}"} if clip else {}
     if predictor is not None:
         models["aesthetics"] = f"{predictor.uri} sha256:{predictor.sha256}"
     return Prepared(config, spec, pictures, head, models)
