@@ -117,11 +117,7 @@ class Evaluator:
 
     def _embed(self, spec: EvaluateSpec, batch: Sequence[_Prepared]) -> Features:
         """Return the features of a batch; pictures whose features are NaN or infinite have failed."""
-
-        rows = {
-            digest: self._loaded[digest].embed([picture.views[digest] for picture in batch])
-            for digest in batch[0].views
-        }
+        rows = {digest: self._loaded[digest].embed([each.views[digest] for each in batch]) for digest in batch[0].views}
         features, scores = np.zeros((len(batch), 0), np.float32), np.zeros(0, np.float32)
         if spec.features is not None:
             features = rows[spec.features.digest]

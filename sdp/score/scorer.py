@@ -34,11 +34,7 @@ class Scorer(BatchEncoder):
     """CLIP with a predictor of aesthetics, loaded on one device."""
 
     def __init__(
-        self,
-        clip: Any,
-        view: View,
-        settings: EncoderSettings,
-        layers: Sequence[tuple[Tensor, Tensor]] = (),
+        self, clip: Any, view: View, settings: EncoderSettings, layers: Sequence[tuple[Tensor, Tensor]] = ()
     ) -> None:
         super().__init__(settings)
         self._view = view
