@@ -51,19 +51,19 @@ def add_lora(network: nn.Module, rank: int, scale: float, targets: Sequence[str]
     network.requires_grad_(False)
     chosen = list(_layers(network, nn.Linear, targets))
     for target in targets:
-        if not any(_ends_with(name, target) for name, *_ in chosen):
-            example = next(_layers(network, nn.Linear, ("",)))[2]
+        if not any(_ends_with(name, target) for name, _ in chosen):
+            example = next(_layers(network, nn.Linear, ("",)))[0].rpartition(".")[2]
             raise UserError(f"{key}: no linear layer has a name that ends with {target}; expected such as {example}")
-    for name, parent, child, layer in chosen:
+    for name, layer in chosen:
         if rank > (most := min(layer.in_features, layer.out_features)):
             raise UserError(f"lora.rank: expected at most {most}, the size of layer {name}, got {rank}; lower it")
-        setattr(parent, child, LoraLinear(layer, rank, scale))
+        network.set_submodule(name, LoraLinear(layer, rank, scale))
 
 
 def merge_lora(network: nn.Module) -> None:
     """Replace each layer with LoRA by one linear layer."""
-    for _, parent, child, layer in list(_layers(network, LoraLinear, ("",))):
-        setattr(parent, child, layer.merged())
+    for name, layer in list(_layers(network, LoraLinear, ("",))):
+        network.set_submodule(name, layer.merged())
 
 
 def published(weights: Mapping[str, Tensor], scale: float, names: LoraNames) -> dict[str, Tensor]:
@@ -161,14 +161,11 @@ TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
 """Name endings of the text encoder's layers that get a LoRA: all of attention, as in diffusers."""
 
 
-def _layers(
-    network: nn.Module, kind: type[nn.Linear], ends: Sequence[str]
-) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Yield (name, parent, attribute of the parent, layer)."""
+def _layers(network: nn.Module, kind: type[nn.Linear], ends: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and layers of a kind whose names end with one of `ends`."""
     for name, layer in network.named_modules():
         if isinstance(layer, kind) and any(_ends_with(name, end) for end in ends):
-            parent, _, child = name.rpartition(".")
-            yield name, network.get_submodule(parent), child, layer
+            yield name, layer
 
 
 def _ends_with(name: str, end: str) -> bool:
