@@ -21,7 +21,7 @@ def has_model(folder: Path) -> bool:
 
 def exists(source: ModelSource) -> Exists:
     """Return a test for files of the repository at the revision, by the local cache or one request to the hub."""
-    cached = _cached_folder(source)
+    cached = _cached_folder(source, layout.PATTERNS, has_model)
     if cached is not None:
         return lambda name: (cached / name).is_file()
     return _listed(source).__contains__
@@ -74,9 +74,7 @@ def push(path: Path, repository: str) -> str:
     return str(address)
 
 
-def _cached_folder(
-    source: ModelSource, patterns: Sequence[str] = layout.PATTERNS, is_complete: Callable[[Path], bool] = has_model
-) -> Path | None:
+def _cached_folder(source: ModelSource, patterns: Sequence[str], is_complete: Callable[[Path], bool]) -> Path | None:
     """Return the repository's folder in the cache if it is complete, or if the hub must not be asked."""
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -113,7 +113,7 @@ def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None)
     Raise ModelError if it has no files, or if the digest of their content is not the pinned `sha256`.
     """
     source = _model(source)
-    path = fetch(source, storage)
+    path = fetch(source, storage, layout.PATTERNS, hub.has_model)
     names = layout.present(path)
     if not names:
         _require_files(source, lambda name: name in names, PARTS, families.of(path))  # raises
@@ -127,10 +127,7 @@ def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None)
 
 
 def fetch(
-    source: ModelSource,
-    storage: StorageOptions | None,
-    patterns: Sequence[str] = layout.PATTERNS,
-    is_complete: Callable[[Path], bool] = hub.has_model,
+    source: ModelSource, storage: StorageOptions | None, patterns: Sequence[str], is_complete: Callable[[Path], bool]
 ) -> Path:
     """Return the local folder of a source, downloading the files that match a pattern if needed."""
     if source.kind == "hub":
