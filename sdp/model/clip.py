@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -132,18 +131,14 @@ def _read(uri: str, options: StorageOptions | None) -> bytes:
 
 def _layers(tensors: "dict[str, Tensor]", uri: str) -> "list[tuple[Tensor, Tensor]]":
     def order(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"\.", name)]
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
-    stems = sorted(
-        {name.removesuffix(".weight").removesuffix(".bias") for name in tensors} - {"weight", "bias"}, key=order
-    )
+    stems = sorted({name.rpartition(".")[0] for name in tensors} - {""}, key=order)
     names = [(f"{stem}.weight", f"{stem}.bias") for stem in stems] or [("weight", "bias")]
     if {name for pair in names for name in pair} == set(tensors):
         layers = [(tensors[weight].float(), tensors[bias].float()) for weight, bias in names]
         shapes = [tuple(weight.shape) for weight, _ in layers]
-        fits = all(len(shape) == 2 for shape in shapes) and all(
-            after[1] == before[0] for before, after in pairwise(shapes)
-        )
+        fits = all(len(shape) == 2 for shape in shapes) and all(b[1] == a[0] for a, b in pairwise(shapes))
         if fits and shapes[-1][0] == 1 and all(len(bias) == len(weight) for weight, bias in layers):
             return layers
     raise ModelError(
