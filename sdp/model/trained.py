@@ -171,9 +171,7 @@ def by_network(weights: Mapping[str, Tensor], family: Family) -> dict[str, Tenso
     }
 
 
-def refuse_lora(
-    lora: LoraConfig, source: str | ModelSource, options: StorageOptions, *, text_encoder: bool = False
-) -> None:
+def refuse_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions, *, text_encoder: bool) -> None:
     """Raise UserError if a LoRA does not fit a model's networks."""
     if lora.rank is not None:
         with torch.device("meta"):
