@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    Device = torch.device | str
+
     from sdp.model.schedule import NoiseSchedule
 
 
-def load_vae(path: Path, device: "torch.device | str" = "cpu") -> Any:
+def load_vae(path: Path, device: "Device" = "cpu") -> Any:
     """Load the VAE, frozen."""
     kind = _config(path / "vae/config.json").get("_class_name", "AutoencoderKL")
     return _frozen(_diffusers(network_class(kind), path, "vae"), device)
 
 
-def load_text_encoder(
-    path: Path, dtype: "torch.dtype | None" = None, device: "torch.device | str" = "cpu"
-) -> "PreTrainedModel":
+def load_text_encoder(path: Path, dtype: "torch.dtype | None" = None, device: "Device" = "cpu") -> "PreTrainedModel":
     """Load the text encoder, frozen. Its family's `encode_text` runs it."""
     encoder: PreTrainedModel = load_network(_text_class(path), path / "text_encoder", device, dtype=dtype)
     families.of(path).prepare_text_encoder(encoder, path)
     return encoder
 
 
-def load_network(kind: Any, path: Path, device: "torch.device | str" = "cpu", **options: Any) -> Any:
+def load_network(kind: Any, path: Path, device: "Device" = "cpu", **options: Any) -> Any:
     """Load a network of transformers, frozen; in fp32 unless the options name a dtype."""
     import torch
     from transformers.utils import logging
@@ -61,7 +61,7 @@ def _text_class(path: Path) -> Any:
 
 
 def load_denoiser(
-    path: Path, *, pretrained: bool, device: "torch.device | str" = "cpu", matrices: "torch.dtype | None" = None
+    path: Path, *, pretrained: bool, device: "Device" = "cpu", matrices: "torch.dtype | None" = None
 ) -> Any:
     """Load the denoiser for training, with the source's weights or with new ones from torch's current seed.
 
@@ -195,5 +195,5 @@ def _complete(kind: Any, folder: Path, **options: Any) -> Any:
     return model
 
 
-def _frozen(model: Any, device: "torch.device | str") -> Any:
+def _frozen(model: Any, device: "Device") -> Any:
     return model.to(device).eval().requires_grad_(False)
