@@ -29,6 +29,9 @@ RUN_BYTES = 32_000_000
 """The most that one request reads of several chunks, which are small: a shard of 2,700 tensors, one of 64 each."""
 _THREADS = 4
 
+Etags = Mapping[str, str | None]
+"""The tags of files that a save writes over."""
+
 
 class Staged:
     """One worker's share of a save: `copy` it to host memory before the tensors change, then `write` the copy.
@@ -37,12 +40,7 @@ class Staged:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        tensors: Mapping[str, Tensor],
-        layout: "_Layout",
-        host: "HostMemory",
-        etags: Mapping[str, str | None],
+        self, storage: Storage, tensors: Mapping[str, Tensor], layout: "_Layout", host: "HostMemory", etags: Etags
     ) -> None:
         self._storage, self._host, self._index, self._etags = storage, host, layout.index, etags
         self._shards = {file: [_share(tensors[name])[1] for name in names] for file, names in layout.files.items()}
@@ -133,7 +131,7 @@ def stage(
     *,
     alone: bool = False,
     host: HostMemory | None = None,
-    etags: Mapping[str, str | None] | None = None,
+    etags: Etags | None = None,
 ) -> Staged:
     """Prepare to save tensors: plain ones, equal on all workers, or DTensors, of which each worker writes its shards.
 
