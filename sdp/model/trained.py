@@ -108,9 +108,7 @@ def load_networks(
         denoiser = _on_meta(path, matrices).to_empty(device=device)
     else:
         denoiser = load.load_denoiser(path, pretrained=pretrained, device=device, matrices=matrices)
-    encoder = None
-    if text_encoder:
-        encoder = load.load_text_encoder(path, device=device).requires_grad_(True).train()
+    encoder = load.load_text_encoder(path, device=device).requires_grad_(True).train() if text_encoder else None
     return TrainedNetworks(of(path), denoiser, encoder)
 
 
@@ -186,7 +184,7 @@ def refuse_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOpt
 def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions) -> dict[str, Tensor]:
     """Return the matrices of the file lora.start_from, by the names of a model's networks."""
     assert lora.start_from is not None
-    path, where = sources.resolve(source, storage=options).path, f"lora.start_from: {lora.start_from}"
+    path = sources.resolve(source, storage=options).path
     family = of(path)
     with torch.device("meta"):
         networks = TrainedNetworks(family, _on_meta(path), load.new_text_encoder(path) if family.trains_text else None)
@@ -198,9 +196,8 @@ def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptio
         about = json.loads(header.get("__metadata__", {}).get("lora_adapter_metadata", "{}"))
         return matrices_of(tensors, authors, strengths(about))
     except _MALFORMED as error:
-        raise UserError(
-            f"{where}: not a LoRA for {family.name} ({one_line(error, 200)}); choose another file"
-        ) from error
+        problem = f"not a LoRA for {family.name} ({one_line(error, 200)})"
+        raise UserError(f"lora.start_from: {lora.start_from}: {problem}; choose another file") from error
 
 
 def lora_of(folder: Storage) -> LoraConfig:
