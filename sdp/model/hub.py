@@ -21,8 +21,7 @@ def has_model(folder: Path) -> bool:
 
 def exists(source: ModelSource) -> Exists:
     """Return a test for files of the repository at the revision, by the local cache or one request to the hub."""
-    cached = _cached_folder(source, layout.PATTERNS, has_model)
-    if cached is not None:
+    if (cached := _cached_folder(source, layout.PATTERNS, has_model)) is not None:
         return lambda name: (cached / name).is_file()
     return _listed(source).__contains__
 
@@ -39,8 +38,7 @@ def _listed(source: ModelSource) -> frozenset[str]:
 
 def download(source: ModelSource, patterns: Sequence[str], is_complete: Callable[[Path], bool]) -> Path:
     """Return the folder of the files at the revision, in the hub library's own cache, which workers may share."""
-    cached = _cached_folder(source, patterns, is_complete)
-    if cached is not None:
+    if (cached := _cached_folder(source, patterns, is_complete)) is not None:
         return cached
     with _explained(source):
         return _snapshot(source, patterns, etag_timeout=TIMEOUT_S)

@@ -129,8 +129,7 @@ def prediction_type(scheduler: Mapping[str, Any], where: str) -> Prediction:
     if scheduler.get("_class_name") == FLOW:
         return "flow"
     known: dict[Any, Prediction] = {"epsilon": "epsilon", "v_prediction": "v"}
-    prediction = str(scheduler.get("prediction_type", "epsilon"))
-    if prediction not in known:
+    if (prediction := str(scheduler.get("prediction_type", "epsilon"))) not in known:
         expected = "expected epsilon or v_prediction"
         raise ModelError(f"{where}: prediction_type: {expected}, got {prediction!r}; choose another model")
     return known[prediction]

@@ -129,6 +129,5 @@ def _captioner(path: Path) -> NetworkKind:
 
 def _require(names: Sequence[str], kind: str, needed: Sequence[str]) -> None:
     """Raise ValueError if a file is missing."""
-    missing = [name for name in needed if name not in names and not (_SHARDED in names and "model" in name)]
-    if missing:
+    if missing := [name for name in needed if name not in names and not (_SHARDED in names and "model" in name)]:
         raise ValueError(f"{missing[0]} is missing; a {kind} network needs {', '.join(needed)}")
