@@ -45,8 +45,7 @@ class Staged:
         self._storage, self._host, self._index, self._etags = storage, host, layout.index, etags
         self._shards = {file: [_share(tensors[name])[1] for name in names] for file, names in layout.files.items()}
         self._device = _device_of(shard for shards in self._shards.values() for shard in shards)
-        on_gpu = self._device.type == "cuda"
-        self._ready = record(torch.cuda.current_stream(self._device)) if on_gpu else None
+        self._ready = record(torch.cuda.current_stream(self._device)) if self._device.type == "cuda" else None
         self._copies: dict[str, memoryview] | None = None
         """The bytes of each file."""
 
@@ -230,11 +229,9 @@ def _layout(tensors: Mapping[str, Tensor], *, alone: bool) -> _Layout:
 class _Stretch(NamedTuple):
     """The bytes of a chunk in a file, and the rows that are copied from it."""
 
-    file: str
-    start: int
+    chunk: TensorChunk
     end: int
     name: str
-    chunk: TensorChunk
     low: int
     """The first of the chunk's rows."""
     target: Tensor
@@ -252,24 +249,24 @@ def _read(storage: Storage, index: TensorIndex, tensors: Mapping[str, Tensor]) -
             if low < high:
                 end = chunk.start + chunk.values * index.tensors[name].itemsize
                 target = _rows_in(shard, low - first, high - first)
-                stretches.append(_Stretch(chunk.file, chunk.start, end, name, chunk, low - chunk.first, target))
+                stretches.append(_Stretch(chunk, end, name, low - chunk.first, target))
     checksums: dict[tuple[str, int], int] = {}
 
     def read(run: list[_Stretch]) -> None:
-        begin = run[0].start
-        content = _bytes_of(storage, run[0].file, begin, run[-1].end - begin)
-        for file, start, end, name, chunk, low, target in run:
-            data = content[start - begin : end - begin]
-            if zlib.crc32(data) != checksums.get((file, start)):
-                where = f"{len(data):,} bytes from {start:,}"
-                raise DamagedCheckpoint(f"{storage.uri_of(file)}: {where} do not match their checksum")
+        begin = run[0].chunk.start
+        content = _bytes_of(storage, run[0].chunk.file, begin, run[-1].end - begin)
+        for chunk, end, name, low, target in run:
+            data = content[chunk.start - begin : end - begin]
+            if zlib.crc32(data) != checksums.get((chunk.file, chunk.start)):
+                where = f"{len(data):,} bytes from {chunk.start:,}"
+                raise DamagedCheckpoint(f"{storage.uri_of(chunk.file)}: {where} do not match their checksum")
             kind = _dtype(storage, index.tensors[name].dtype)
             # A copy, since a chunk may begin anywhere in a file, and a tensor may not.
             values = torch.frombuffer(bytearray(data), dtype=kind).view(chunk.sizes)
             target.copy_(_rows_in(values, low, low + math.prod(target.shape[:1])))
 
     with thread_pool(_device_of(tensors.values()), _THREADS, "sdp-load") as pool:
-        names = {_checksum_file(stretch.file) for stretch in stretches}
+        names = {_checksum_file(stretch.chunk.file) for stretch in stretches}
         for part in pool.map(partial(_read_checksums, storage), names):
             checksums |= part
         list(pool.map(read, _runs(stretches)))
@@ -297,10 +294,10 @@ def _read_checksums(storage: Storage, name: str) -> dict[tuple[str, int], int]:
 def _runs(stretches: Iterable[_Stretch]) -> list[list[_Stretch]]:
     """Group stretches that follow one another in a file, so that one request of at most RUN_BYTES reads a group."""
     runs: list[list[_Stretch]] = []
-    for stretch in sorted(stretches, key=lambda stretch: stretch[:2]):
-        run = runs[-1] if runs else []
-        follows = bool(run) and (run[-1].file, run[-1].end) == (stretch.file, stretch.start)
-        if follows and stretch.end - run[0].start <= RUN_BYTES:
+    for stretch in sorted(stretches, key=lambda stretch: (stretch.chunk.file, stretch.chunk.start)):
+        run, chunk = runs[-1] if runs else [], stretch.chunk
+        follows = bool(run) and (run[-1].chunk.file, run[-1].end) == (chunk.file, chunk.start)
+        if follows and stretch.end - run[0].chunk.start <= RUN_BYTES:
             run.append(stretch)
         else:
             runs.append([stretch])
@@ -327,8 +324,7 @@ def _rows_in(tensor: Tensor, low: int, high: int) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     """Return a view of a plain tensor's bytes."""
-    flat = tensor.contiguous().view(-1)
-    return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _checksum_file(file: str) -> str:
