@@ -158,9 +158,8 @@ def _added(
 def _special(token: str | dict[str, Any]) -> "AddedToken":
     from tokenizers import AddedToken
 
-    if isinstance(token, str):
-        return AddedToken(token, special=True)
-    return AddedToken(**{**token, "special": True})
+    settings = {"content": token} if isinstance(token, str) else token
+    return AddedToken(**{**settings, "special": True})
 
 
 def _read(file: Path) -> dict[str, Any]:
