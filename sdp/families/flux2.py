@@ -127,14 +127,8 @@ class Flux2Klein(Family):
         vars(network)["time_guidance_embed"] = lambda *_: embed.timestep_embedder(
             embed.time_proj(exact * 1000).to(latents.dtype)
         )
-        predicted: Any = network(
-            latents.flatten(2).transpose(1, 2),
-            text,
-            exact,
-            _places((1, rows, columns, 1), latents),
-            _places((1, 1, 1, text.shape[1]), latents),
-            return_dict=False,
-        )[0]
+        places = _places((1, rows, columns, 1), latents), _places((1, 1, 1, text.shape[1]), latents)
+        predicted: Any = network(latents.flatten(2).transpose(1, 2), text, exact, *places, return_dict=False)[0]
         image: Tensor = predicted.transpose(1, 2).unflatten(2, (rows, columns))
         return image
 
