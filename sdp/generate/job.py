@@ -47,17 +47,11 @@ def run(config: GenerateConfig, *, dry_run: bool = False) -> Dataset | None:
         output = freeze(open_output(storage, head), prompts.texts, config)
         before = parts_in(output.storage)
         infos, summary = _generate(config, output, prompts, model, lease)
-        dataset = manifest.finish(
-            output,
-            infos=infos,
-            config=config.model_dump(mode="json"),
-            models={
-                "checkpoint": f"{model.uri} sha256:{model.digest}",
-                "model": f"{model.base} sha256:{model.base.sha256}",
-            },
-            input={"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))},
-            check=lease.confirm,
-        )
+        base = f"{model.base} sha256:{model.base.sha256}"
+        models = {"checkpoint": f"{model.uri} sha256:{model.digest}", "model": base}
+        source = {"uri": config.source.uri or storage.uri_of(FOLDER.rstrip("/"))}
+        dumped = config.model_dump(mode="json")
+        dataset = manifest.finish(output, infos=infos, config=dumped, models=models, input=source, check=lease.confirm)
         _take_down(output, before, prompts.taken_down, config.images_per_prompt)
     say(table(_closing(dataset, summary, config.output.image_files)))
     if newer := newer_than(model.uri, config.storage.options()):
