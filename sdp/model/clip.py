@@ -60,10 +60,8 @@ def view_of(network: FeatureNetwork) -> View:
         mean, deviation = (
             (float(r), float(g), float(b)) for r, g, b in (settings["image_mean"], settings["image_std"])
         )
-        view = View(
-            int(shortest), int(side), int(settings.get("resample", 3)), float(settings.get("rescale_factor", 1 / 255)),
-            mean, deviation,
-        )  # fmt: skip
+        resample, scale = int(settings.get("resample", 3)), float(settings.get("rescale_factor", 1 / 255))
+        view = View(int(shortest), int(side), resample, scale, mean, deviation)
         text = json_object((network.path / "config.json").read_bytes()).get("text_config") or {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         line = one_line(error, 120)

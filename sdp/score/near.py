@@ -133,7 +133,5 @@ def groups(pairs: Iterable[Pairs]) -> pa.Table:
             lowest = jumped
         apart = lowest[a] != lowest[b]
         a, b = a[apart], b[apart]
-    return pa.table(
-        {"row": rows, "duplicate_of": rows[lowest], "duplicate": (lowest != np.arange(len(rows))).astype(np.int8)},
-        SCHEMA,
-    )
+    repeats = (lowest != np.arange(len(rows))).astype(np.int8)
+    return pa.table({"row": rows, "duplicate_of": rows[lowest], "duplicate": repeats}, SCHEMA)

@@ -27,11 +27,10 @@ def prepare(config: ScoreConfig) -> Prepared[ScoreConfig, ScoreSpec]:
     view = None if clip is None else view_of(clip)
     pictures = open_section(config.source, options)
     side = HASHED_SIDE if view is None else view.side
+    batch_sizes = {side: config.encode.batch_size, TEXT: _TEXT_BATCH}
     spec = ScoreSpec(
         recipe=Recipe((HASH,) if view is None else (HASH, side), seed=config.seed),
-        settings=EncoderSettings(
-            dtype=config.encode.dtype, batch_sizes={side: config.encode.batch_size, TEXT: _TEXT_BATCH}
-        ),
+        settings=EncoderSettings(dtype=config.encode.dtype, batch_sizes=batch_sizes),
         columns=pictures.columns,
         storage=options,
         output=output,
