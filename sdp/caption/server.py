@@ -90,11 +90,9 @@ class ServerCaptioner:
 
     def _attempt(self, body: bytes) -> tuple[ModelAnswer, bool]:
         """Ask once; return the answer, and whether another attempt may help."""
-        timeout = urllib3.Timeout(connect=20.0, read=_ATTEMPT_S)
+        url, timeout = f"{self._url}/chat/completions", urllib3.Timeout(connect=20.0, read=_ATTEMPT_S)
         try:
-            response = self._pool.request(
-                "POST", f"{self._url}/chat/completions", body=body, timeout=timeout, preload_content=False
-            )
+            response = self._pool.request("POST", url, body=body, timeout=timeout, preload_content=False)
             data = _beginning(response)
         except failures.HTTPError as error:
             cause = getattr(error, "reason", None) or error

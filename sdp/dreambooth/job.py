@@ -85,9 +85,8 @@ def steps_of(config: DreamboothConfig) -> tuple[Step, ...]:
         "drift": min(prior.pictures, _DRIFT) if compares_class else None,
     }
     steps = fill(Path(__file__).with_name("steps.yaml"), values)
-    return tuple(
-        Step(step["title"], step["job"], parse(step["job"], step["config"])) for step in steps if step.get("when", True)
-    )
+    wanted = [step for step in steps if step.get("when", True)]
+    return tuple(Step(step["title"], step["job"], parse(step["job"], step["config"])) for step in wanted)
 
 
 def _check(config: DreamboothConfig) -> None:

@@ -117,8 +117,7 @@ def _read_file(
     with open_source(file.uri, options) as data:
         beginning = data.read(len(_MAGIC))
         if beginning != _MAGIC:
-            text = beginning + data.read()
-            return ((prompt, False) for prompt in _text(file.uri, text))
+            return ((prompt, False) for prompt in _text(file.uri, beginning + data.read()))
     gone = taken_down(_PART.sub("", file.uri)) if _PART.search(file.uri) else BitMap64()
     return _parquet(file.uri, options, config.source.caption_column, gone)
 

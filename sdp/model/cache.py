@@ -96,9 +96,8 @@ def _fetch(storage: Storage, file: FileInfo, target: Path) -> None:
             length = min(CHUNK, file.size - start)
             data = storage.read_range(file.path, start, length)
             if len(data) != length:
-                raise Unavailable(
-                    f"{storage.uri_of(file.path)}: ended early, at {start + len(data)} of {file.size} bytes; try again"
-                )
+                where, end = storage.uri_of(file.path), start + len(data)
+                raise Unavailable(f"{where}: ended early, at {end} of {file.size} bytes; try again")
             out.write(data)
 
 

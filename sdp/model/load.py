@@ -103,9 +103,8 @@ def load_noise_schedule(path: Path) -> "NoiseSchedule":
     try:
         scheduler = kind.from_config({**config, "_class_name": "DDPMScheduler", "rescale_betas_zero_snr": False})
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ModelError(
-            f"{path}/scheduler: not a noise schedule ({one_line(error, 200)}); check scheduler_config.json"
-        ) from error
+        line = one_line(error, 200)
+        raise ModelError(f"{path}/scheduler: not a noise schedule ({line}); check scheduler_config.json") from error
     return from_alphas_cumprod(scheduler.alphas_cumprod, zero_terminal_snr=bool(config.get("rescale_betas_zero_snr")))
 
 
