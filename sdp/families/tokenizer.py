@@ -38,15 +38,12 @@ _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\
 def load_tokenizer(path: Path) -> "Tokenizer":
     """Load the tokenizer of a model's folder. `tokenize` runs it."""
 
-    def load(folder: Path) -> "Tokenizer":
-        return _fitting(of(path).load_tokenizer(folder), folder, path / "text_encoder/config.json")
-
-    return _explained(path / "tokenizer", load)
+    return _load(path / "tokenizer", lambda folder: of(path).load_tokenizer(folder), path / "text_encoder/config.json")
 
 
 def load_clip_tokenizer(path: Path) -> "Tokenizer":
     """Load the tokenizer of a CLIP model's folder."""
-    return _explained(path, lambda folder: _fitting(open_clip(folder), folder, folder / "config.json", "text_config"))
+    return _load(path, open_clip, path / "config.json", "text_config")
 
 
 def _fitting(tokenizer: "Tokenizer", folder: Path, config: Path, *sections: str) -> "Tokenizer":
@@ -72,10 +69,11 @@ def refuse_large(folder: Path) -> None:
             raise ModelError(f"{file}: has {size:,} bytes, too many for a tokenizer's; restore it")
 
 
-def _explained(folder: Path, load: Callable[[Path], "Tokenizer"]) -> "Tokenizer":
+def _load(folder: Path, load: Callable[[Path], "Tokenizer"], config: Path, *sections: str) -> "Tokenizer":
+    """Load a tokenizer that fits a text encoder's configuration; `sections` lead to the part that is about it."""
     try:
         refuse_large(folder)
-        return load(folder)
+        return _fitting(load(folder), folder, config, *sections)
     except ModelError:
         raise
     except Exception as error:  # the library raises nothing more specific
