@@ -60,12 +60,9 @@ class LocalCaptioner:
         if not self._model.config.is_encoder_decoder:
             tokens = tokens[:, inputs["input_ids"].shape[1] :]
         full = tokens.shape[1] >= self._options["max_new_tokens"]
-        have_end = torch.isin(tokens, self._ends).any(dim=1).tolist()
+        cut_off = (~torch.isin(tokens, self._ends).any(dim=1) & full).tolist()
         texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return [
-            RowError("cut_off", text[-80:]) if full and not has_end else text
-            for text, has_end in zip(texts, have_end, strict=True)
-        ]
+        return [RowError("cut_off", text[-80:]) if cut else text for text, cut in zip(texts, cut_off, strict=True)]
 
     def _inputs(self, questions: Sequence[Question]) -> Any:
         """Return the tensors of a batch."""

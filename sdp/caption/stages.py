@@ -68,10 +68,8 @@ class CaptionSpec(RowsSpec):
         rows, failed = value.rows.tolist(), dict[int, Outcome]()
         columns: dict[str, list[str]] = {}
         for name, prompts in self.asked.prompts.items():
-            questions = [
-                Question(row, pictures[at], self.prompt(prompts, row, value.captions[at]))
-                for at, row in enumerate(rows)
-            ]
+            filled = [self.prompt(prompts, row, own) for row, own in zip(rows, value.captions, strict=True)]
+            questions = [Question(row, pictures[at], filled[at]) for at, row in enumerate(rows)]
             texts = columns[name] = []
             for row, answer in zip(rows, worker(questions), strict=True):
                 try:
