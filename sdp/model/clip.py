@@ -57,9 +57,8 @@ def view_of(network: FeatureNetwork) -> View:
         size, crop = settings.get("size", 224), settings.get("crop_size", 224)
         shortest = size if isinstance(size, int) else size["shortest_edge"]
         side = crop if isinstance(crop, int) else crop["height"]
-        mean, deviation = (
-            (float(r), float(g), float(b)) for r, g, b in (settings["image_mean"], settings["image_std"])
-        )
+        colours = settings["image_mean"], settings["image_std"]
+        mean, deviation = ((float(r), float(g), float(b)) for r, g, b in colours)
         resample, scale = int(settings.get("resample", 3)), float(settings.get("rescale_factor", 1 / 255))
         view = View(int(shortest), int(side), resample, scale, mean, deviation)
         text = json_object((network.path / "config.json").read_bytes()).get("text_config") or {}
