@@ -80,6 +80,10 @@ class ModelSource:
         return f"{self.uri}@{self.revision}" if self.revision else self.uri
 
 
+AnySource = ModelSource | str
+"""A source, or the text that names it in a configuration."""
+
+
 def present(folder: Path, patterns: Sequence[str] = PATTERNS) -> list[str]:
     """Return the names of a folder's files that match a pattern, in the order of the digest."""
     files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from sdp.errors import ModelError
 from sdp.model import cache, layout, sources
-from sdp.model.layout import ModelSource
+from sdp.model.layout import AnySource, ModelSource
 from sdp.storage import StorageOptions
 
 NetworkKind = Literal["clip", "dinov2", "vit", "inception", "captioner"]
@@ -64,9 +64,7 @@ class FeatureNetwork:
         return file
 
 
-def find(
-    text: str | ModelSource, key: str, *, storage: StorageOptions | None = None, captions: bool = False
-) -> FeatureNetwork:
+def find(text: AnySource, key: str, *, storage: StorageOptions | None = None, captions: bool = False) -> FeatureNetwork:
     """Return a source's network, downloading it if needed; with `captions`, one that writes captions.
 
     Errors begin with the configuration's key.

@@ -20,7 +20,7 @@ from sdp import families
 from sdp.errors import ModelError
 from sdp.families import INDEX, Family, KnownModel
 from sdp.model import cache, hub, layout
-from sdp.model.layout import PARTS, Exists, ModelSource, Prediction
+from sdp.model.layout import PARTS, AnySource, Exists, ModelSource, Prediction
 from sdp.storage import Storage, StorageOptions, open_storage
 from sdp.storage.uri import parse as parse_uri
 
@@ -76,7 +76,7 @@ def parse(text: str) -> ModelSource:
     return ModelSource("local", text)
 
 
-def _model(source: ModelSource | str) -> ModelSource:
+def _model(source: AnySource) -> ModelSource:
     """Return the source of a diffusion model; refuse a hub's repository whose name shows an unsupported kind."""
     if not isinstance(source, str):
         return source
@@ -86,11 +86,7 @@ def _model(source: ModelSource | str) -> ModelSource:
 
 
 def check(
-    source: ModelSource | str,
-    parts: Sequence[str] = PARTS,
-    *,
-    storage: StorageOptions | None = None,
-    pretrained: bool = False,
+    source: AnySource, parts: Sequence[str] = PARTS, *, storage: StorageOptions | None = None, pretrained: bool = False
 ) -> ModelSource:
     """Raise ModelError unless the source exists and has these parts, which must fit together.
 
@@ -107,7 +103,7 @@ def check(
     return source
 
 
-def resolve(source: ModelSource | str, *, storage: StorageOptions | None = None) -> LocalModel:
+def resolve(source: AnySource, *, storage: StorageOptions | None = None) -> LocalModel:
     """Return the source as a local folder, downloaded if needed and once for all processes of a machine.
 
     Raise ModelError if it has no files, or if the digest of their content is not the pinned `sha256`.
@@ -137,36 +133,36 @@ def fetch(
     return local_folder(source)
 
 
-def prediction_type(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Prediction:
+def prediction_type(source: AnySource, *, storage: StorageOptions | None = None) -> Prediction:
     """Return the prediction type of a source, by its scheduler_config.json. Reads nothing else."""
     name = "scheduler/scheduler_config.json"
     return layout.prediction_type(_read_config(source, name, storage), f"model source {source}: {name}")
 
 
-def family(source: ModelSource | str, *, storage: StorageOptions | None = None) -> Family:
+def family(source: AnySource, *, storage: StorageOptions | None = None) -> Family:
     """Return the family of a source."""
     source = _model(source)
     return _family(source, *_files(source, storage))
 
 
-def is_distilled(source: ModelSource | str, *, storage: StorageOptions | None = None) -> bool:
+def is_distilled(source: AnySource, *, storage: StorageOptions | None = None) -> bool:
     """Return whether a source draws in few steps without guidance, which training would undo."""
     exists, read = _files(_model(source), storage)
     return exists(INDEX) and families.parse_index(read(INDEX)).get("is_distilled") is True
 
 
-def known(source: ModelSource | str, *, storage: StorageOptions | None = None) -> KnownModel | None:
+def known(source: AnySource, *, storage: StorageOptions | None = None) -> KnownModel | None:
     """Return the known model whose denoiser has the source's size, or None."""
     config = denoiser_config(source, storage=storage)
     return next((model for model in family(source, storage=storage).known if model.has_size_of(config)), None)
 
 
-def denoiser_config(source: ModelSource | str, *, storage: StorageOptions | None = None) -> dict[str, Any]:
+def denoiser_config(source: AnySource, *, storage: StorageOptions | None = None) -> dict[str, Any]:
     """Return the configuration of a source's denoiser."""
     return _read_config(source, f"{family(source, storage=storage).denoiser}/config.json", storage)
 
 
-def _read_config(source: ModelSource | str, name: str, storage: StorageOptions | None) -> dict[str, Any]:
+def _read_config(source: AnySource, name: str, storage: StorageOptions | None) -> dict[str, Any]:
     """Read one JSON file of a source."""
     source = check(source, (name.partition("/")[0],), storage=storage)
     _, read = _files(source, storage)

@@ -17,7 +17,7 @@ from sdp.errors import DatasetError, ModelError, UserError, one_line
 from sdp.families import Family, of
 from sdp.model import load, sources
 from sdp.model.checkpoints import read_config, read_weights
-from sdp.model.layout import ModelSource
+from sdp.model.layout import AnySource
 from sdp.model.lora import TEXT_TARGETS, add_lora, matrices_of, merge_lora, strengths
 from sdp.storage import Storage, StorageOptions, open_source
 
@@ -169,7 +169,7 @@ def by_network(weights: Mapping[str, Tensor], family: Family) -> dict[str, Tenso
     }
 
 
-def refuse_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions, *, text_encoder: bool) -> None:
+def refuse_lora(lora: LoraConfig, source: AnySource, options: StorageOptions, *, text_encoder: bool) -> None:
     """Raise UserError if a LoRA does not fit a model's networks."""
     if lora.rank is not None:
         with torch.device("meta"):
@@ -181,7 +181,7 @@ def refuse_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOpt
             networks.begin_lora(read_lora(lora, source, options), lora.scale)
 
 
-def read_lora(lora: LoraConfig, source: str | ModelSource, options: StorageOptions) -> dict[str, Tensor]:
+def read_lora(lora: LoraConfig, source: AnySource, options: StorageOptions) -> dict[str, Tensor]:
     """Return the matrices of the file lora.start_from, by the names of a model's networks."""
     assert lora.start_from is not None
     path = sources.resolve(source, storage=options).path
