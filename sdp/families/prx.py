@@ -96,10 +96,9 @@ class Prx(Family):
         if kept is not None:
             denoiser = _skipping(denoiser, kept)
         # A mask rules out flash attention, whose gain would be small: attention is a few percent of a step.
-        mask = (text != 0).any(2)
-        predicted: Tensor = denoiser(latents, part.expand(len(latents)), text, attention_mask=mask, return_dict=False)[
-            0
-        ]
+        predicted: Tensor = denoiser(
+            latents, part.expand(len(latents)), text, attention_mask=(text != 0).any(2), return_dict=False
+        )[0]
         return predicted
 
     def initialise(self, denoiser: Any) -> None:
