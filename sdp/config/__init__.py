@@ -5,8 +5,6 @@
 Imports neither torch nor ray, so that a laptop can check a job's configuration quickly.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import getitem
 from typing import Any

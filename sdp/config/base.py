@@ -1,7 +1,5 @@
 """Sections of keys: what makes a configuration, and how its keys are described."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce

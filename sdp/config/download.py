@@ -1,7 +1,5 @@
 """The configuration of `sdp download`: from a metadata table with URLs to a checked images dataset."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from ipaddress import ip_network

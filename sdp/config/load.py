@@ -1,7 +1,5 @@
 """Configurations from a YAML file and `--set` overrides; all problems are reported at once, each with its place."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The sections that all jobs share: source, output, storage and workers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,7 +103,7 @@ class StorageConfig(Section):
     endpoint: Endpoint | None = key(None)
     """Endpoint of an S3 store other than AWS; null uses the environment's."""
 
-    def options(self) -> StorageOptions:
+    def options(self) -> "StorageOptions":
         """Return the options for sdp.storage."""
         from sdp.storage import StorageOptions
 
