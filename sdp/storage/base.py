@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Data: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 """A whole object, already serialised: nothing that could fail half-way through a write."""
 
+OpenFile: TypeAlias = "pa.NativeFile"
+"""A file that is open for random access."""
+
 HIDDEN = ".sdp-"
 """The prefix of the storage's own names (drafts, locks), which no listing shows and no caller may use."""
 
@@ -111,7 +114,7 @@ class Storage(ABC):
         """Return at most `length` bytes from `start`, fewer where the object ends before; None: the whole object."""
 
     @abstractmethod
-    def open(self, path: str) -> "pa.NativeFile":
+    def open(self, path: str) -> OpenFile:
         """Open for random access; read Parquet from it with pre_buffer=True."""
 
     @abstractmethod

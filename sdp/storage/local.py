@@ -15,14 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISREG
-from typing import TYPE_CHECKING
 
 from sdp.errors import AccessDenied, AlreadyExists, Conflict, NotFound, StorageError, Unavailable
-from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Names, Storage, checked, folder, view
+from sdp.storage.base import HIDDEN, Data, FileInfo, FileList, Names, OpenFile, Storage, checked, folder, view
 from sdp.storage.uri import Location
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _CAUSES: dict[int, tuple[type[StorageError], str]] = {
     errno.ENOENT: (NotFound, "no such file; check the path"),
@@ -88,7 +84,7 @@ class LocalStorage(Storage):
             file.seek(start)
             return file.read(length)
 
-    def open(self, path: str) -> "pa.NativeFile":
+    def open(self, path: str) -> OpenFile:
         import pyarrow as pa
 
         # With a memory map, a failing disk or a truncated file would be a SIGBUS instead of an error.

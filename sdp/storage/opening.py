@@ -4,14 +4,10 @@ import os.path
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sdp.errors import NotFound, UserError
-from sdp.storage.base import SourceFile, Storage, StorageOptions
+from sdp.storage.base import OpenFile, SourceFile, Storage, StorageOptions
 from sdp.storage.uri import WEB, WRITABLE, below, parse, shown
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _GLOB = re.compile(r"[*?]")
 
@@ -48,7 +44,7 @@ def list_source(
     return files
 
 
-def open_source(uri: str, options: StorageOptions | None = None) -> "pa.NativeFile":
+def open_source(uri: str, options: StorageOptions | None = None) -> OpenFile:
     """Open a source file for random access."""
     options, location = options or StorageOptions(), parse(uri)
     if location.scheme in WEB:

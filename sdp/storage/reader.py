@@ -9,18 +9,15 @@ import asyncio
 import io
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import obstore
 from obstore.store import HTTPStore
 
-from sdp.storage.base import StorageOptions
+from sdp.storage.base import OpenFile, StorageOptions
 from sdp.storage.explain import REPORTED, Explain, classify, explaining
 from sdp.storage.retry import Attempt, persist, wait
 from sdp.storage.uri import parse, shown
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TAIL = 64 * 1024
 """Bytes of a Parquet file's end that pyarrow reads first."""
@@ -87,7 +84,7 @@ class RemoteObject:
 
         return await persist(call, *self._persistence)
 
-    def open(self) -> "pa.NativeFile":
+    def open(self) -> OpenFile:
         """Open the object as a pyarrow file."""
         import pyarrow as pa
 

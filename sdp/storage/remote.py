@@ -13,20 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import GCSStore, S3Store
 
 from sdp.storage import aws
-from sdp.storage.base import Data, FileInfo, FileList, Storage, StorageOptions, checked, folder, view
+from sdp.storage.base import Data, FileInfo, FileList, OpenFile, Storage, StorageOptions, checked, folder, view
 from sdp.storage.explain import Explain, FailureKind, classify, explaining
 from sdp.storage.retry import FIRST_RETRIES, Attempt, persist, wait, watch
 from sdp.storage.uri import Location, shown
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -139,7 +136,7 @@ class ObjectStorage(Storage):
 
         return self._run(path, call)
 
-    def open(self, path: str) -> "pa.NativeFile":
+    def open(self, path: str) -> OpenFile:
         from sdp.storage.reader import RemoteObject
 
         store, explain = self._ready(path), self._explain(path)
