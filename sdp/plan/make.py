@@ -127,8 +127,6 @@ class PlannedTraining:
     """True if the text encoder is trained as well."""
     speeds: Speeds
     trainers: Instance
-    trainer_count: int
-    """Instances that train."""
     trainer_gpus: int
     """Trainers, each with one GPU."""
     encoders: Instance
@@ -174,7 +172,6 @@ def training(
         trains_text=config.model.train_text_encoder,
         speeds=Speeds(f"{config.strategy.kind}+compile" if config.strategy.compile else config.strategy.kind),
         trainers=train_on,
-        trainer_count=instances(gpus, train_on),
         trainer_gpus=gpus,
         encoders=encode_on,
         encoder_gpus=encoder_count * encode_on.gpus if encoder_count else configured,
@@ -245,7 +242,8 @@ def plan_of_data(
     if not isinstance(config, ProcessConfig | CaptionConfig):
         published, instance = reference()["downloading"], INSTANCES["m5.8xlarge"]
         images_per_s = published["img_per_s_per_vcpu"] * instance.vcpus * _HOSTS
-        group, source = _priced(instance, _HOSTS, 0, prices), f"published, {published['source']}"
+        group = InstanceGroup(instance.name, _HOSTS, 0, _HOSTS * prices.need(instance.name).per_hour)
+        source = f"published, {published['source']}"
         return _plan_of_stage(Stage("download", rows, images_per_s, (group,), source=source))
     encode_on, count = _instance("--encoders", encoders, config.encode.gpu_type or "A10G", prices)
     gpus = count * encode_on.gpus if count else config.encode.most
@@ -253,7 +251,7 @@ def plan_of_data(
         return _plan_of_stage(_process(rows, config.resolutions, encode_on, gpus, prices))
     if rate is None:
         raise UserError("plan: expected --rate, the captions a second of one GPU; sdp caption --set limit=200 shows it")
-    group, captions = _encoder_group(encode_on, gpus, prices), rows * len(config.captions.prompts)
+    group, captions = _group(encode_on, gpus, prices), rows * len(config.captions.prompts)
     return _plan_of_stage(Stage("caption", captions, rate * gpus, (group,), source="--rate"))
 
 
@@ -263,8 +261,8 @@ def _plan_of_stage(stage: Stage) -> Plan:
 
 def _plan(work: PlannedTraining, prices: Prices) -> Plan:
     """Return the stages of one way to do the work."""
-    name = f"{work.mode}, {work.trainer_count} x {work.trainers.name}"
     stages = [_train(phase, work, prices) for phase in work.phases]
+    name = f"{work.mode}, {stages[0].groups[0].count} x {work.trainers.name}"
     if work.trains_text or (work.mode == "offline" and work.text.width is None):
         texts = [_text(phase, stage, work) for phase, stage in zip(work.phases, stages, strict=True)]
         stages = [part for both in zip(stages, texts, strict=True) for part in both]
@@ -282,7 +280,7 @@ def _process(rows: int, sides: Iterable[int], encoders: Instance, gpus: int | No
     rate = 1 / sum(1 / figure.value for figure in figures)
     gpus = gpus or min(_PROCESS_GPUS, math.ceil(rows / rate / 3600))
     source = "; ".join(dict.fromkeys(figure.source for figure in figures))
-    return Stage("process", rows, rate * gpus, (_encoder_group(encoders, gpus, prices),), source=source)
+    return Stage("process", rows, rate * gpus, (_group(encoders, gpus, prices),), source=source)
 
 
 def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
@@ -290,11 +288,11 @@ def _train(phase: Phase, work: PlannedTraining, prices: Prices) -> Stage:
     speed_of = speeds.collocated if work.mode == "collocated" else speeds.train
     figure = speed_of(gpu, phase.resolution)
     rate, limit, source = figure.value * work.trainer_gpus, "trainers", figure.source
-    groups = [_priced(work.trainers, work.trainer_count, work.trainer_gpus, prices)]
+    groups = [_group(work.trainers, work.trainer_gpus, prices)]
     if work.mode == "online":
         encode = speeds.encode(str(work.encoders.gpu), phase.resolution)
         count = work.encoder_gpus or encoders_needed(rate, encode.value)
-        groups.append(_encoder_group(work.encoders, count, prices))
+        groups.append(_group(work.encoders, count, prices))
         if encode.value * count < rate:
             rate, limit, source = encode.value * count, "encoders", encode.source
     return Stage(phase.name, phase.samples, rate, tuple(groups), limit, source)
@@ -322,9 +320,7 @@ def encoders_needed(train: float, encode: float) -> int:
     return math.ceil(round(train / encode, 9))
 
 
-def _encoder_group(encoders: Instance, gpus: int, prices: Prices) -> InstanceGroup:
-    return _priced(encoders, math.ceil(gpus / encoders.gpus), gpus, prices)
-
-
-def _priced(instance: Instance, count: int, gpus: int, prices: Prices) -> InstanceGroup:
+def _group(instance: Instance, gpus: int, prices: Prices) -> InstanceGroup:
+    """Return the instances for workers with a GPU each."""
+    count = instances(gpus, instance)
     return InstanceGroup(instance.name, count, gpus, count * prices.need(instance.name).per_hour)
