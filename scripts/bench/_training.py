@@ -83,9 +83,9 @@ def make_config(case: dict[str, Any], workers: int, source: str = "builtin:tiny"
 
 def predicted(config: Any, workers: int, gpu: Any, model: str = "sd2") -> Any:
     """Return the memory that `sdp plan` expects, with the text encoder beside the U-Net; others have embeddings."""
-    from sdp.plan.memory import TrainerGpus, estimate
+    from sdp.plan.memory import estimate
 
-    return estimate(config, TrainerGpus(gpu, workers, model != "sd2", known_model(model)))
+    return estimate(config, gpu, workers, embedded=model != "sd2", family=known_model(model))
 
 
 def operations(model: str, resolution: int) -> float:

@@ -118,8 +118,8 @@ def _memories(config: Any, gpu: Any, workers: int, model: Any) -> list[Any]:
     """Return the estimate of each phase."""
     if model is None:
         raise UsageError("plan: --memory: not known for a model of this size; docs/families.md has the sizes")
-    from sdp.plan.memory import TrainerGpus, estimate
+    from sdp.plan.memory import estimate
     from sdp.train.data.sources import embedded
 
-    place = TrainerGpus(gpu, workers, embedded(config), model)
-    return [estimate(phase, place) for phase in config.phases]
+    with_text = embedded(config)
+    return [estimate(phase, gpu, workers, embedded=with_text, family=model) for phase in config.phases]

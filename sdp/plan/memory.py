@@ -8,6 +8,7 @@ room for them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sdp.config.train import TrainConfig
@@ -68,25 +69,17 @@ def _activations(config: TrainConfig, known: Mapping[str, Any]) -> tuple[float, 
     return recorded["256"] + slope * (config.data.resolution**2 - 256**2), recorded["fixed"]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerGpus:
-    """The trainers' GPUs, and what they hold besides the denoiser."""
+def estimate(config: TrainConfig, gpu: Gpu, workers: int, *, embedded: bool, family: KnownModel = SD2) -> Memory:
+    """Return the memory of the GPU that holds the denoiser, with the configured strategy.
 
-    gpu: Gpu
-    workers: int
-    embedded: bool
-    """True if captions come as embeddings, so that no trainer holds a text encoder."""
-    family: KnownModel = SD2
-
-
-def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
-    """Return the memory of the GPU that holds the denoiser, with the configured strategy."""
-    strategy, networks, known = config.strategy, ["unet"], reference()[place.family.memory]
+    No trainer holds a text encoder if captions come as embeddings.
+    """
+    strategy, networks, known = config.strategy, ["unet"], reference()[family.memory]
     if config.model.train_text_encoder:
-        if not place.family.text_encoder:
-            raise UserError(f"plan: the memory of {place.family.name} with a trained text encoder is not known")
+        if not family.text_encoder:
+            raise UserError(f"plan: the memory of {family.name} with a trained text encoder is not known")
         networks.append("text_encoder")
-    parameters = sum(place.family.parameters[name] for name in networks)
+    parameters = sum(family.parameters[name] for name in networks)
     sharded = strategy.kind == "fsdp"
     itemsize = _FP32 if config.precision == "fp32" else 2
     per_sample, fixed = _activations(config, known)
@@ -94,17 +87,17 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
         kind: str = "fp32" if itemsize == _FP32 else strategy.kind
         if strategy.activation_checkpointing:
             kind = "checkpointed"
-        text, size = known["text_encoder"][kind], _text_size(place.family) / _text_size(SD2)
+        text, size = known["text_encoder"][kind], _text_size(family) / _text_size(SD2)
         per_sample, fixed = per_sample + text["per_sample"] * size, fixed + text["fixed"] * size
     trained, frozen, rank = parameters, 0, config.lora.rank
     if rank is not None:
-        unet, per_rank = place.family.parameters["unet"], known["lora_per_rank"]
+        unet, per_rank = family.parameters["unet"], known["lora_per_rank"]
         trained = rank * sum(per_rank[name] for name in networks)  # as if lora.targets were the default
         frozen = itemsize * unet + _FP32 * (parameters - unet)
         fixed = 0.0  # a frozen denoiser is in the precision already, so autocast makes no copies
-    shares = place.workers if sharded else 1
+    shares = workers if sharded else 1
     trained_bytes = _FP32 * trained / shares
-    micro_batches, micro_batch = _micro_batches(config, place.workers)
+    micro_batches, micro_batch = _micro_batches(config, workers)
     parts = {"weights": frozen / shares + trained_bytes, "gradients": trained_bytes}
     if sharded and micro_batches > 1:  # until the last micro-batch, fsdp adds up whole gradients
         parts["gradients"] += _FP32 * trained
@@ -115,15 +108,15 @@ def estimate(config: TrainConfig, place: TrainerGpus) -> Memory:
         gathered = known["two_largest_blocks"] if strategy.shard == "full_shard" else parameters
         parts["all-gathers"] = float(itemsize * gathered)
     parts["copies for autocast"] = fixed
-    if not (place.embedded or config.model.train_text_encoder):
-        parts["text encoder"] = float(itemsize * place.family.parameters["text_encoder"])
+    if not (embedded or config.model.train_text_encoder):
+        parts["text encoder"] = float(itemsize * family.parameters["text_encoder"])
     name = f"fsdp {strategy.shard}" if sharded else "ddp"
     if rank is not None:
         name += f", LoRA of rank {rank}"
     if strategy.activation_checkpointing:
         name += ", checkpointed activations"
     parts = {use: amount for use, amount in parts.items() if amount}
-    return Memory(name, parts, per_sample, micro_batch, config.data.resolution, place.gpu)
+    return Memory(name, parts, per_sample, micro_batch, config.data.resolution, gpu)
 
 
 def _states(config: TrainConfig, known: Mapping[str, Any]) -> float:
@@ -157,12 +150,12 @@ def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> st
     if not gpus or family is None or (config.model.train_text_encoder and not family.text_encoder):
         return None
     gpu, strategy = max(gpus, key=lambda gpu: gpu.memory_bytes), config.strategy
-    place = TrainerGpus(gpu, config.scaling.most, embedded, family=family)
-    own = least = estimate(config, place)
+    memory_of = partial(estimate, gpu=gpu, workers=config.scaling.most, embedded=embedded, family=family)
+    own = least = memory_of(config)
     if strategy.compile or config.lora.rank is not None:
-        least = estimate(config.replaced(strategy=strategy.replaced(activation_checkpointing=True)), place)
+        least = memory_of(config.replaced(strategy=strategy.replaced(activation_checkpointing=True)))
     lower_bound = least
-    if place.workers == 1:  # gradients appear as activations are freed
+    if config.scaling.most == 1:  # gradients appear as activations are freed
         lower_bound = replace(least, parts={**least.parts, "gradients": 0.0})
     hardware = f"{gpu.name} of {gpu.memory_bytes / GIB:.0f} GiB at {config.data.resolution} px"
     hint = "strategy.kind: fsdp and strategy.activation_checkpointing need less; sdp plan --memory has the figures"

@@ -10,7 +10,7 @@ from sdp.config import draft_of
 from sdp.console import either, nearest
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS, Gpu
-from sdp.plan.memory import MARGIN, Memory, TrainerGpus, estimate
+from sdp.plan.memory import MARGIN, Memory, estimate
 
 _LORA = {"lora.rank": 16, "optimizer.learning_rate": 1e-4}
 _LESS = {"strategy.activation_checkpointing": True}
@@ -88,4 +88,4 @@ def settings(gpu: Gpu, train: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _memory(gpu: Gpu, values: Mapping[str, Any]) -> Memory:
     config: Any = draft_of("train", values).config
-    return estimate(config, TrainerGpus(gpu, 1, embedded=False))
+    return estimate(config, gpu, 1, embedded=False)

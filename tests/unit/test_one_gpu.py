@@ -8,7 +8,7 @@ import pytest
 from sdp.cli import main
 from sdp.config import load
 from sdp.model.sources import parse
-from sdp.plan.memory import TrainerGpus, estimate
+from sdp.plan.memory import estimate
 from sdp.plan.one_gpu import find
 from tests.kit import write_files
 
@@ -43,7 +43,7 @@ def test_the_files_for_a_gpu_fit_it_and_agree(
     assert main(["init", str(folder), "--pictures", pictures(tmp_path / "cats", 50), "--gpu", gpu]) == 0
     files: list[Any] = [load(job, str(folder / f"{job}.yaml")) for job in ("process", "train", "generate")]
     process, train, generate = files
-    assert estimate(train, TrainerGpus(find(gpu), 1, embedded=False)).fits
+    assert estimate(train, find(gpu), 1, embedded=False).fits
     chosen = train.lora.rank, train.strategy.activation_checkpointing, train.data.batch_size
     assert chosen == (rank, checkpointed, at_once)
     assert (train.data.global_batch_size, train.precision) == (16, "bf16")

@@ -14,7 +14,7 @@ from sdp.families.prx import PRX, PRX_1B, PRX_424M
 from sdp.families.sd import SD, SD1, SD2
 from sdp.hardware import GIB, GPUS
 from sdp.model.lora import TEXT_TARGETS, add_lora
-from sdp.plan.memory import Memory, TrainerGpus, as_text, estimate, fit
+from sdp.plan.memory import Memory, as_text, estimate, fit
 from sdp.plan.prices import reference
 
 
@@ -25,7 +25,7 @@ def train(*settings: str) -> TrainConfig:
 
 
 def memory(gpu: str, *settings: str, workers: int = 8, embedded: bool = False) -> Memory:
-    return estimate(train(*settings), TrainerGpus(GPUS[gpu], workers, embedded))
+    return estimate(train(*settings), GPUS[gpu], workers, embedded=embedded)
 
 
 def test_the_counts_of_parameters_are_the_networks_own() -> None:
@@ -58,8 +58,8 @@ def test_a_trained_text_encoder_counts_as_the_unet_does() -> None:
     assert "text encoder" in alone.parts
     assert "text encoder" not in both.parts
     assert both.per_sample - alone.per_sample == pytest.approx(58.33e6, rel=0.01)
-    place = TrainerGpus(GPUS["A100-80G"], 8, embedded=False, family=SD1)
-    smaller = estimate(train("model.train_text_encoder=true"), place)
+    both_trained = train("model.train_text_encoder=true")
+    smaller = estimate(both_trained, GPUS["A100-80G"], 8, embedded=False, family=SD1)
     assert smaller.per_sample - alone.per_sample == pytest.approx(58.33e6 * 12 * 768 / (23 * 1024), rel=0.01)
 
 
@@ -125,7 +125,7 @@ def _doubled() -> dict[str, Any]:
 
 def test_a_trainer_that_may_not_fit_is_a_warning_and_an_unknown_one_is_accepted() -> None:
     within = train(*A100, "data.batch_size=84")
-    own = estimate(within, TrainerGpus(GPUS["A100-40G"], 8, embedded=False))
+    own = estimate(within, GPUS["A100-40G"], 8, embedded=False)
     assert 0.9 * 40 * GIB < own.total < 40 * GIB
     assert f"; {own.largest_batch} would be safe;" in (fit(within, SD2, embedded=False) or "")
     assert fit(train(*A100, f"data.batch_size={own.largest_batch}"), SD2, embedded=False) is None
@@ -183,17 +183,17 @@ def test_a_transformer_has_the_parameters_and_blocks_of_its_configuration(
         assert recorded["two_largest_blocks"] == 2 * sum(p.numel() for p in largest.parameters())
         add_lora(transformer, 1, 1.0, family.lora_targets)
     assert recorded["lora_per_rank"] == {"unet": trained_in(transformer)}
-    place = TrainerGpus(GPUS["A100-80G"], 32, embedded=True, family=known)
     # By scripts.bench.kernels.
     batch, counted = {"prx-424m": (16, 6.8e9), "prx-1.2b": (16, 13.06e9), "klein-4b": (2, 15.93e9)}[name]
     how = train("strategy.kind=fsdp", f"data.batch_size={batch}", "data.resolution=256")
-    assert estimate(how, place).total == pytest.approx(counted, rel=0.15)
+    own = estimate(how, GPUS["A100-80G"], 32, embedded=True, family=known)
+    assert own.total == pytest.approx(counted, rel=0.15)
 
 
 def test_a_lora_of_klein_fits_the_cards_that_people_have() -> None:
     def memory(*settings: str) -> Memory:
         how = train("lora.rank=16", "data.batch_size=1", "data.resolution=512", "ema.decay=null", *settings)
-        return estimate(how, TrainerGpus(GPUS["A10G"], 1, embedded=True, family=KLEIN_4B))
+        return estimate(how, GPUS["A10G"], 1, embedded=True, family=KLEIN_4B)
 
     plain, recomputed = memory(), memory("strategy.activation_checkpointing=true")
     # scripts.bench.kernels klein-lora counts 14.03 and 8.74 GB.

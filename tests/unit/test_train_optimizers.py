@@ -11,7 +11,7 @@ from sdp.config import draft_of, load
 from sdp.config.train import OptimizerConfig
 from sdp.errors import UserError
 from sdp.hardware import GIB, GPUS
-from sdp.plan.memory import TrainerGpus, estimate
+from sdp.plan.memory import estimate
 from sdp.train.optimizer import skips
 from sdp.train.optimizers import make_optimizer
 
@@ -141,7 +141,7 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_the_plan_counts_the_state_of_each_optimizer(kind: str, rank: int | None, times: float) -> None:
     values = {"optimizer.kind": kind, "lora.rank": rank, "model.denoiser": "pretrained"}
     config: Any = draft_of("train", values).config
-    memory = estimate(config, TrainerGpus(GPUS["A100-80G"], 1, embedded=False))
+    memory = estimate(config, GPUS["A100-80G"], 1, embedded=False)
     assert memory.parts["optimizer"] / memory.parts["gradients"] == pytest.approx(times, rel=1e-3)
     assert memory.parts["weights"] / GIB > (3 if rank is None else 1.6)
 
