@@ -110,16 +110,8 @@ def run_section(
             ("GPU memory", size(memory) if memory else ""),
             ("skipped steps", f"{last['skipped']:,}" if last.get("skipped") else ""),
         ]
-    facts = {
-        "kind": "run",
-        "state": state,
-        "step": step,
-        "last": last,
-        "checkpoints": complete,
-        "history": counts,
-        "bad_rows": reasons,
-        "newest": newest and newest.to_json(),
-    }
+    facts = {"kind": "run", "state": state, "step": step, "last": last, "checkpoints": complete}
+    facts |= {"history": counts, "bad_rows": reasons, "newest": newest and newest.to_json()}
     name = storage.uri.rpartition("/")[2]
     title = f"Training, {name.replace('-', ' ')}" if name in PHASES else "Training"
     recovered = counts["recovered"]
@@ -166,14 +158,8 @@ def checkpoint_section(folder: Storage, prices: Mapping[str, float] | None = Non
             Table("Settings", ("key", "not the default"), [(key, json.dumps(v)) for key, v in differing.items()]),
             Folded("Configuration", json.dumps(config, indent=1)),
         ]
-        facts = {
-            "kind": "checkpoint",
-            **state.to_json(),
-            "skipped": state.skipped,
-            "epoch_rows": rows,
-            "consumed": consumed,
-            "cost": cost,
-        }
+        facts = {"kind": "checkpoint", **state.to_json(), "skipped": state.skipped}
+        facts |= {"epoch_rows": rows, "consumed": consumed, "cost": cost}
         facts |= {name: marker[name] for name in ("created", "sdp", "workers")} | {"gpu": marker.get("gpu")}
         facts |= {"model": model, "datasets": datasets, "config": config, "changed": differing}
     if problems:
