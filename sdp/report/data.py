@@ -21,13 +21,6 @@ from sdp.model.checkpoints import newer_than
 from sdp.report.page import Bar, Block, Folded, Gallery, PageSection, Table, Tile, listing
 from sdp.storage import Storage
 
-_TITLES = {
-    "images": "Images",
-    "scores": "Scores",
-    "captions": "Captions",
-    "latents": "Latents",
-    "samples": "Pictures drawn",
-}
 _PARTS_READ = 12
 _MISSING = 5
 """Missing parts shown."""
@@ -88,9 +81,8 @@ def dataset_section(
         ("parts", f"{len(dataset.parts):,}"),
         ("version", f"{manifest.version}, {manifest.created[:10]}, sdp {manifest.sdp}" if manifest else ""),
     ]
-    return PageSection(
-        _TITLES.get(kind, kind), storage.uri, verdict, complete, figures, blocks, details, problems, facts
-    )
+    title = "Pictures drawn" if kind == "samples" else kind.capitalize()
+    return PageSection(title, storage.uri, verdict, complete, figures, blocks, details, problems, facts)
 
 
 def _drawn_with(dataset: Description) -> Iterator[str]:
