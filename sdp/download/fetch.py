@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_network
 from typing import Any, Generic, TypeVar
 
 import pycurl
@@ -30,7 +31,7 @@ from sdp.datasets.outcomes import FILTERED
 from sdp.download import transfer
 from sdp.download.budgets import HostBudgets
 from sdp.download.robots import Robots, site_of
-from sdp.download.slot import Buffer, Networks, Slot
+from sdp.download.slot import Buffer, Slot
 from sdp.download.transfer import Failure
 from sdp.download.turnstile import SharedGate, Turnstile
 from sdp.urls import BadUrl, Url, parse, redirected
@@ -150,7 +151,8 @@ class Fetcher(Generic[Token]):
             multi.setopt(pycurl.M_TIMERFUNCTION, partial(self._set_timer, multi))
         self._ticked_at = 0.0
         self._paused: deque[Slot] = deque()
-        self._new_slot = partial(Slot, options, Networks(options.allow_networks), buffer, self._paused)
+        allowed = [ip_network(network) for network in options.allow_networks]
+        self._new_slot = partial(Slot, options, allowed, buffer, self._paused)
         self._active: dict[Any, Slot] = {}
         """The slot of each libcurl handle in use."""
         self._thread = threading.Thread(target=self._run, name="sdp-fetch", daemon=True)

@@ -5,9 +5,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
 import certifi
@@ -33,6 +33,7 @@ _RECEIVE_BYTES = 64 << 10
 _PIECE_BYTES = 16 << 10
 """Bytes up to which smaller pieces are joined. A server may send chunks of a byte, and each object costs forty more."""
 
+IPNetwork = IPv4Network | IPv6Network
 
 _TRANSLATED = ip_network("64:ff9b::/96")
 """IPv6 addresses that embed an IPv4 address in their last 32 bits."""
@@ -76,37 +77,21 @@ class Buffer:
         return self.used >= self._limit
 
 
-class Networks:
-    """The networks that may be connected to: a table of URLs must not lead into our own network.
+def refuses(address: str, allowed: Iterable[IPNetwork]) -> bool:
+    """Return whether connections to this address are refused: a table of URLs must not lead into our own network.
 
-    They are the internet, and those that the configuration allows.
+    Addresses of the internet are not (those that are private, shared, link-local, reserved or multicast are not of it),
+    nor are those in the networks that the configuration allows. Text that is not an address is refused too.
     """
-
-    def __init__(self, allowed: Iterable[str] = ()) -> None:
-        self._allowed = [ip_network(network) for network in allowed]
-
-    def refuses(self, address: str) -> bool:
-        """Return whether connections to this address are refused; text that is not an address is refused too."""
-        try:
-            ip = _effective(ip_address(address.partition("%")[0]))
-        except ValueError:
-            return True
-        return not _is_public(ip) and not any(ip in network for network in self._allowed)
-
-
-def _effective(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 one embeds, or the address itself."""
-    if isinstance(ip, IPv4Address):
-        return ip
-    if ip in _TRANSLATED:
-        return IPv4Address(int(ip) & 0xFFFF_FFFF)
-    return ip.ipv4_mapped or ip.sixtofour or ip
-
-
-def _is_public(ip: IPv4Address | IPv6Address) -> bool:
-    """Return whether an address is on the internet: not private, shared, link-local, reserved or multicast."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return True
+    if isinstance(ip, IPv6Address):  # which may embed an IPv4 address
+        ip = IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _TRANSLATED else ip.ipv4_mapped or ip.sixtofour or ip
     special = any(ip in network for network in _SPECIAL)
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not special
+    public = ip.is_global and not ip.is_multicast and not ip.is_reserved and not special
+    return not public and not any(ip in network for network in allowed)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +99,8 @@ class Slot:
     """One attempt at a request, on a libcurl handle of its own."""
 
     options: FetchConfig
-    networks: Networks
+    allowed: Sequence[IPNetwork]
+    """Networks that may be connected to beside the internet."""
     buffer: Buffer
     waiting: "deque[Slot]"
     """The queue of slots that wait for memory."""
@@ -243,7 +229,7 @@ class Slot:
     def open_socket(self, purpose: int, address: Any) -> Any:  # noqa: ARG002 (pycurl's signature)
         """Open a socket for one resolved IP address, unless it lies in a network that may not be connected to."""
         ip = str(address.addr[0])
-        if self.networks.refuses(ip):
+        if refuses(ip, self.allowed):
             self.refused = ip
             return pycurl.SOCKET_BAD
         try:

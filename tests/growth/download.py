@@ -11,7 +11,7 @@ from sdp.download.budgets import HostBudgets
 from sdp.download.fetch import Request
 from sdp.download.plan import normalised
 from sdp.download.robots import MAX_BYTES, Robots
-from sdp.download.slot import Buffer, Networks, Slot
+from sdp.download.slot import Buffer, Slot
 from sdp.download.turnstile import Turnstile
 from tests.growth import Case
 
@@ -59,7 +59,7 @@ def _robots(rule: str, path: str = "", agents: bool = False) -> Callable[[int, P
 
 def _body(pieces: int, _: Path) -> Callable[[], object]:
     request = Request(None, urls.parse("http://example.org/a.jpg"))
-    slot = Slot(FetchConfig(), Networks(), Buffer(1 << 30), deque(), None, request, 0.0, status=200)
+    slot = Slot(FetchConfig(), [], Buffer(1 << 30), deque(), None, request, 0.0, status=200)
 
     def read() -> None:
         for _ in range(pieces):
