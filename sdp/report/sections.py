@@ -94,9 +94,8 @@ def describe(
 
 def kind_of(storage: Storage) -> SubjectKind | None:
     """Return the kind of a folder by its marker file, or None."""
-    return next(
-        (kind for name, kind in _MARKERS.items() if storage.exists(name)), "run" if phases_of(storage) else None
-    )
+    marked = (kind for name, kind in _MARKERS.items() if storage.exists(name))
+    return next(marked, None) or ("run" if phases_of(storage) else None)
 
 
 def phases_of(storage: Storage) -> list[Storage]:
