@@ -40,9 +40,8 @@ def identity(config: JobConfig) -> dict[str, Any]:
     The URIs of sources and models are left out: these may move, and their readers compare the contents.
     """
     values = config.model_dump(mode="json")
-    decisive: dict[str, Any] = {
-        key.path: reduce(getitem, key.path.split("."), values) for key in keys(type(config)) if key.shapes_output
-    }
+    paths = (key.path for key in keys(type(config)) if key.shapes_output)
+    decisive: dict[str, Any] = {path: reduce(getitem, path.split("."), values) for path in paths}
     if also := decisive.get("source.also"):
         decisive["source.also"] = [{name: value for name, value in source.items() if name != "uri"} for source in also]
     if start := decisive.get("model.start_from"):

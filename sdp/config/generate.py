@@ -25,12 +25,13 @@ class GenerateOutput(OutputConfig):
     """Also write each picture as images/<row>.png, beside the part that holds it."""
 
 
+Scheduler = Literal["ddim", "dpm++", "dpm++_karras", "unipc", "euler", "euler_a", "ddpm"]
+
+
 class SamplerConfig(Section):
     """The sampling loop from noise to a picture."""
 
-    scheduler: Literal["ddim", "dpm++", "dpm++_karras", "unipc", "euler", "euler_a", "ddpm"] = key(
-        "ddim", shapes_output=True
-    )
+    scheduler: Scheduler = key("ddim", shapes_output=True)
     """Sampler: DDIM, DPM-Solver++ (also with Karras' noise levels), UniPC, Euler, Euler ancestral or DDPM. For a flow,
     ddim means Euler's steps, and the others are refused."""
     steps: Positive = key(50, shapes_output=True, le=1000)
@@ -81,8 +82,7 @@ class GenerateConfig(JobConfig):
     def contradictions(self) -> Iterable[Problem]:
         yield from super().contradictions()
         if self.prompts and self.source.uri is not None:
-            yield self.problem(
-                "prompts", "an empty list while source.uri is set", "remove one of them", "prompts as well"
-            )
+            expected = "an empty list while source.uri is set"
+            yield self.problem("prompts", expected, "remove one of them", "prompts as well")
         if not self.prompts and self.source.uri is None:
             yield self.problem("prompts", "one or more prompts, here or in a file", "set prompts or source.uri", "none")
