@@ -153,10 +153,8 @@ def training(
     gpus = count * train_on.gpus if count else gpus
     rows = rows or config.limit or count_images(config.source.uri)
     names = ("train",) if len(config.phases) == 1 else ("phase 1", "phase 2")
-    phases = tuple(
-        Phase(name, phase.data.resolution, _samples(phase, gpus, rows))
-        for name, phase in zip(names, config.phases, strict=True)
-    )
+    named = zip(names, config.phases, strict=True)
+    phases = tuple(Phase(name, phase.data.resolution, _samples(phase, gpus, rows)) for name, phase in named)
     if model:
         text = of(model).text(model, embedded=embedded)
     else:

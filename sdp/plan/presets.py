@@ -32,10 +32,8 @@ def _planned(row: dict[str, Any], prices: dict[str, float]) -> Iterator[Publishe
     """Yield the figures of a row; `hours` and `per_hour` cover training only."""
     stages = []
     for stage in row["stages"]:
-        groups = tuple(
-            InstanceGroup(instance, count, count * INSTANCES[instance].gpus, count * prices[instance])
-            for instance, count in stage["groups"].items()
-        )
+        counts = stage["groups"].items()
+        groups = tuple(InstanceGroup(name, n, n * INSTANCES[name].gpus, n * prices[name]) for name, n in counts)
         stages.append(Stage(stage["name"], stage["samples"], stage["img_per_s"], groups))
     trained = tuple(stage for stage in stages if stage.name != "process")
     plan, training = Plan(row["name"], tuple(stages)), Plan(row["name"], trained)

@@ -12,16 +12,11 @@ HEADER = ("", "stage", "images", "img/s", "limit", "hours", "GPU-hours")
 def as_text(plans: Sequence[Plan], work: PlannedTraining | None, prices: Prices) -> str:
     """Return plans, of which the first is the configured one, as text for people; `work` is a training's."""
     lines = [row for number, plan in enumerate(plans) for row in _rows(plan, "" if number else " *")]
-    return "\n".join(
-        [
-            table(lines, (*HEADER, prices.currency)),
-            "* what the configuration asks for",
-            *([f"encoders: {'; '.join(_encoders(work))}"] if work else []),
-            "",
-            "Where the figures come from:",
-            *(f"  {source}" for source in sources(work, plans, prices)),
-        ]
-    )
+    text = [table(lines, (*HEADER, prices.currency)), "* what the configuration asks for"]
+    if work:
+        text.append(f"encoders: {'; '.join(_encoders(work))}")
+    text += ["", "Where the figures come from:", *(f"  {source}" for source in sources(work, plans, prices))]
+    return "\n".join(text)
 
 
 def _rows(plan: Plan, mark: str) -> Iterator[tuple[str, ...]]:
