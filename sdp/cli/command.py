@@ -67,12 +67,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, command: Command) -> None:
         self._command = command
-        super().__init__(
-            prog=f"sdp {command.name}",
-            description=command.summary,
-            epilog=f"example: sdp {command.example}" if command.example else None,
-            allow_abbrev=False,
-        )
+        example = f"example: sdp {command.example}" if command.example else None
+        super().__init__(f"sdp {command.name}", description=command.summary, epilog=example, allow_abbrev=False)
         output = self.add_argument_group("output").add_mutually_exclusive_group()
         output.add_argument("-q", "--quiet", action="store_true", help="print only errors and results")
         output.add_argument("-v", "--verbose", action="store_true", help="also print the log of sdp and its libraries")
