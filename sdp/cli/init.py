@@ -112,9 +112,8 @@ def init(args: Arguments) -> None:
         if not args.store:
             say(f"then look: sdp report {shlex.quote(str(folder / 'run'))}")
     except OSError as error:
-        raise UsageError(
-            f"init: FOLDER: {error.filename}: cannot be written ({error.strerror}); choose another folder"
-        ) from error
+        cause = f"{error.filename}: cannot be written ({error.strerror})"
+        raise UsageError(f"init: FOLDER: {cause}; choose another folder") from error
 
 
 def _further(sections: Mapping[str, str], values: Mapping[str, Any], family: str) -> str:

@@ -47,9 +47,8 @@ def generate_command() -> Command:
             return job.run(args)
         if not args.prompt or args.n < 1:
             got = "none" if not args.prompt else f"-n {args.n}"
-            raise UsageError(
-                f"generate: expected prompts, and 1 or more pictures of each, got {got}; write RUN 'a cat'"
-            )
+            expected = "prompts, and 1 or more pictures of each"
+            raise UsageError(f"generate: expected {expected}, got {got}; write RUN 'a cat'")
         from sdp.config import read
         from sdp.generate.draw import draw
 

@@ -65,9 +65,8 @@ def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tu
             lines = io.BufferedReader(source, 1 << 20)
             for number, line in enumerate(iter(partial(lines.readline, _LONGEST_LINE + 1), b""), 1):
                 if len(line) > _LONGEST_LINE:
-                    raise UserError(
-                        f"{uri}:{number}: a line of more than {_LONGEST_LINE} bytes; name a text file, one entry a line"
-                    )
+                    cause = f"a line of more than {_LONGEST_LINE} bytes"
+                    raise UserError(f"{uri}:{number}: {cause}; name a text file, one entry a line")
                 text = _REMARK.sub("", line.decode("utf-8", "replace").strip("\ufeff")).strip()
                 if text:
                     yield f"{uri}:{number}", text

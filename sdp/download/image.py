@@ -103,9 +103,8 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: OnHeader = lam
             decode(data, header=header)
             took = time.process_time() - began
             if took > _KEPT_CPU_S + header.width * header.height * CPU_S_A_PIXEL:
-                raise ImageError(
-                    "undecodable", f"decoding takes {took:.1f} s of CPU time, too long to keep it as it is"
-                )
+                cause = f"decoding takes {took:.1f} s of CPU time, too long to keep it as it is"
+                raise ImageError("undecodable", cause)
             size = (header.width, header.height)
             return Checked(WRITTEN, None, None, None, *size, *size, digest)
         image = decode(data, min_side=math.ceil(image_rules.size * ROOM), header=header)

@@ -198,10 +198,8 @@ def write_parts(runner: Runner, stages: DownloadStages, output: Output, pending:
 def _refuse_unfinished(output: Output) -> None:
     """Refuse a retry while parts of the first attempt are missing."""
     if missing := [work for work in output.pending() if not work.attempt]:
-        raise DatasetError(
-            f"{output.storage.uri}: {counted(len(missing), 'part')} not downloaded yet; run the job without "
-            "--only-failed first"
-        )
+        left = f"{counted(len(missing), 'part')} not downloaded yet"
+        raise DatasetError(f"{output.storage.uri}: {left}; run the job without --only-failed first")
 
 
 def _with_takedowns(rules: Rules, storage: Storage) -> Rules:

@@ -60,19 +60,16 @@ def rows_to_do(output: Output, pending: Sequence[Work]) -> int:
 def closing(dataset: Dataset, figures: DownloadFigures, seconds: float) -> Iterator[str]:
     """Yield the result, the reasons of failures, and the next command."""
     counts = dataset.manifest.counts
-    yield (
-        f"{dataset.storage.uri}: {counted(counts.input, 'row')}: {counts.written:,} written, {counts.failed:,} failed, "
-        f"{counts.filtered:,} filtered; {counted(dataset.manifest.parts, 'part')}, {size(dataset.manifest.size)}"
-    )
+    outcomes = f"{counts.written:,} written, {counts.failed:,} failed, {counts.filtered:,} filtered"
+    stored = f"{counted(dataset.manifest.parts, 'part')}, {size(dataset.manifest.size)}"
+    yield f"{dataset.storage.uri}: {counted(counts.input, 'row')}: {outcomes}; {stored}"
     if counts.reasons:
         ordered = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))
         rows = [(f"{count:,}", reason, _MEANINGS.get(rule_of(reason), "")) for reason, count in ordered]
         yield table(rows, ("rows", "reason", ""))
     if figures.done:
-        yield (
-            f"this run: {counted(figures.done, 'row')} in {duration(seconds)}, {figures.of(WRITTEN):,} of them "
-            f"written, {counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
-        )
+        done = f"{counted(figures.done, 'row')} in {duration(seconds)}, {figures.of(WRITTEN):,} of them written"
+        yield f"this run: {done}, {counted(figures.requests, 'request')}, {size(figures.bytes)} fetched"
     if counts.failed:
         see = shlex.join(["sdp", "inspect", dataset.storage.uri, "--account", "account.csv"])
         yield f"to retry failures: {rerun('download', '--only-failed')}; to see them, each with its URL: {see}"

@@ -78,10 +78,8 @@ def iter_units(
         try:
             joined = pa.concat_tables(waiting, promote_options="permissive")
         except pa.ArrowException as error:  # files that different runs added, whose types have not been compared
-            cause = one_line(error, 120)
-            raise DatasetError(
-                f"source.uri: files whose columns differ in type ({cause}); convert one of the files"
-            ) from error
+            cause = f"files whose columns differ in type ({one_line(error, 120)})"
+            raise DatasetError(f"source.uri: {cause}; convert one of the files") from error
         yield joined.slice(0, length).combine_chunks()
         waiting, have = [joined.slice(length)], have - length
 

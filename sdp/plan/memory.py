@@ -164,9 +164,8 @@ def fit(config: TrainConfig, family: KnownModel | None, *, embedded: bool) -> st
         if most := lower_bound.largest(1.0):
             got = f"{config.data.batch_size}, {needed}"
             raise ConfigError([Problem("data.batch_size", f"at most {most} on an {hardware}", got, hint)])
-        raise ConfigError(
-            [Problem("strategy.kind", f"one that fits an {hardware}", f"{strategy.kind}, {needed}", hint)]
-        )
+        got = f"{strategy.kind}, {needed}"
+        raise ConfigError([Problem("strategy.kind", f"one that fits an {hardware}", got, hint)])
     if own.fits:
         return None
     return (

@@ -81,9 +81,8 @@ def settings(gpu: Gpu, train: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             needed = f"{memory.total / GIB:.1f} of {gpu.memory_bytes / GIB:.0f} GiB"
             return {**own, "data.batch_size": memory.batch}, f"{gpu.name}: train {trained}, {at_once}: {needed}"
     gigabytes = math.ceil((sum(memory.parts.values()) + least * memory.per_sample) / (1 - MARGIN) / GIB)
-    raise UserError(
-        f"init: --gpu: expected {gigabytes} GB or more, got {gpu.name}; without --gpu, you train a tiny model"
-    )
+    hint = "without --gpu, you train a tiny model"
+    raise UserError(f"init: --gpu: expected {gigabytes} GB or more, got {gpu.name}; {hint}")
 
 
 def _memory(gpu: Gpu, values: Mapping[str, Any]) -> Memory:

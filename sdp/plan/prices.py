@@ -73,9 +73,8 @@ class Prices(Section):
         """Return a price; a UserError says how to supply one that is missing."""
         if (row := self.row(instance)) is not None:
             return row
-        raise UserError(
-            f"plan: no price of {instance}; add it to a copy of {own_file('prices.yaml')} and pass that with --prices"
-        )
+        copied = f"a copy of {own_file('prices.yaml')}"
+        raise UserError(f"plan: no price of {instance}; add it to {copied} and pass that with --prices")
 
 
 def instances(workers: int, instance: Instance) -> int:

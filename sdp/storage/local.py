@@ -101,9 +101,8 @@ class LocalStorage(Storage):
             try:
                 os.link(draft, target)
             except FileExistsError:
-                raise AlreadyExists(
-                    f"{self.uri_of(path)}: exists already; another writer was first, run the same command again"
-                ) from None
+                cause = "exists already; another writer was first, run the same command again"
+                raise AlreadyExists(f"{self.uri_of(path)}: {cause}") from None
             return _info(path, draft.stat())
 
     def replace(self, path: str, data: Data, etag: str) -> FileInfo:
@@ -166,10 +165,9 @@ class LocalStorage(Storage):
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise Unavailable(
-                        f"{inside}: locked by another writer for {longest_s:g} s; find the process that holds it "
-                        "(lsof), then run the same command again"
-                    ) from None
+                    remedy = "find the process that holds it (lsof), then run the same command again"
+                    cause = f"locked by another writer for {longest_s:g} s"
+                    raise Unavailable(f"{inside}: {cause}; {remedy}") from None
             time.sleep(0.002)  # flock has no deadline of its own, so it is polled
 
 

@@ -23,9 +23,8 @@ def open_storage(uri: str, options: StorageOptions | None = None) -> Storage:
         from sdp.storage.remote import ObjectStorage
 
         return ObjectStorage(location, options)
-    raise UserError(
-        f"{shown(uri)}: {location.scheme}:// can only be read, as a source; use a local path, s3:// or gs:// here"
-    )
+    remedy = "use a local path, s3:// or gs:// here"
+    raise UserError(f"{shown(uri)}: {location.scheme}:// can only be read, as a source; {remedy}")
 
 
 def list_source(
