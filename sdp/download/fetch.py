@@ -323,7 +323,8 @@ class Fetcher(Generic[Token]):
         """Continue transfers that wait for memory, in order. If all wait, the first may exceed the limit."""
         while self._paused:
             slot = self._paused[0]
-            slot.unbound = self._all_wait()
+            # None can become free if all memory in use belongs to transfers that wait for more.
+            slot.unbound = self._buffer.used == sum(slot.reserved for slot in self._paused)
             if not slot.reserve():
                 break
             self._paused.popleft()
@@ -331,10 +332,6 @@ class Fetcher(Generic[Token]):
                 slot.resume(time.monotonic())
             except pycurl.error as error:  # the data that libcurl held back ended the transfer
                 self._settle(slot, slot.failure(*error.args))
-
-    def _all_wait(self) -> bool:
-        """Return whether all memory in use belongs to transfers that wait for more, so that none can become free."""
-        return self._buffer.used == sum(slot.reserved for slot in self._paused)
 
     def _collect(self) -> None:
         """Settle the transfers that libcurl has finished."""
