@@ -120,12 +120,9 @@ def check(data: bytes | memoryview, rules: ImageRules, on_header: OnHeader = lam
             reason, detail = error.reason, error.detail
         is_cramped = reason == "undecodable" and header is not None and not has_room(header.width, header.height)
         if is_cramped or lacks_memory(error):
-            reason, detail = "no_memory", f"no memory for {_size(header)} within its limit"
+            what = "its header" if header is None else f"{header.width} × {header.height} pixels of {header.format}"
+            reason, detail = "no_memory", f"no memory for {what} within its limit"
         return Checked(FAILED, reason, detail, sha256=digest)
-
-
-def _size(header: Header | None) -> str:
-    return "its header" if header is None else f"{header.width} × {header.height} pixels of {header.format}"
 
 
 def resized(image: Image, size: int, *, crop: bool, enlarge: bool) -> Pixels:
