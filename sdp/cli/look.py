@@ -130,8 +130,7 @@ def _take_down(args: Arguments) -> None:
         own = " or ".join(datasets_of(storage))
         raise UsageError(f"audit: --takedown: {storage.uri} is a run; name the dataset that it trains on: {own}")
     rows_of = finder(storage)
-    takedowns = tombstones.parse_list(text, args.takedown, lambda name: rows_of(name)[-1])
-    if not takedowns:
+    if not (takedowns := tombstones.parse_list(text, args.takedown, lambda name: rows_of(name)[-1])):
         raise UsageError(f"audit: --takedown: {args.takedown}: lists nothing; write an image per line, such as `url U`")
     added = tombstones.add(storage, takedowns)
     if args.rewrite:

@@ -46,8 +46,7 @@ class DownloadSource(SourceConfig):
     """Further columns to copy to the images dataset."""
 
     def contradictions(self) -> Iterable[Problem]:
-        taken = sorted({name for name in self.columns if name in OWN_COLUMNS})
-        if taken:
+        if taken := sorted({*self.columns} & {*OWN_COLUMNS}):
             hint = "remove them, or rename them in the source"
             yield self.problem("columns", "names other than an images dataset's own", hint, ", ".join(taken))
 

@@ -153,8 +153,7 @@ class ProcessConfig(JobConfig):
         yield from super().contradictions()
         if not self.resolutions:
             yield self.problem("resolutions", "one or more", "list the sides of the crops to encode", "none")
-        repeated = sorted({side for side in self.resolutions if self.resolutions.count(side) > 1})
-        if repeated:
+        if repeated := sorted({side for side in self.resolutions if self.resolutions.count(side) > 1}):
             got = f"{repeated[0]} more than once"
             yield self.problem("resolutions", "each resolution once", "remove the repetition", got)
         uneven = [side for side in self.resolutions if side % 64]

@@ -338,8 +338,7 @@ class SecondPhaseConfig(Section):
     """Its objective.skipped_tokens; null keeps it."""
 
     def contradictions(self) -> Iterable[Problem]:
-        set_keys = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if self.max_steps is None and set_keys:
+        if self.max_steps is None and any(value is not None for _, value in self):
             yield self.problem("max_steps", "a whole number", "set the second phase's length, or remove phase_2")
 
 

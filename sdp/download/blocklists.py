@@ -67,8 +67,7 @@ def _entries(uris: Iterable[str], options: StorageOptions | None) -> Iterator[tu
                 if len(line) > _LONGEST_LINE:
                     cause = f"a line of more than {_LONGEST_LINE} bytes"
                     raise UserError(f"{uri}:{number}: {cause}; name a text file, one entry a line")
-                text = _REMARK.sub("", line.decode("utf-8", "replace").strip("\ufeff")).strip()
-                if text:
+                if text := _REMARK.sub("", line.decode("utf-8", "replace").strip("\ufeff")).strip():
                     yield f"{uri}:{number}", text
 
 

@@ -80,8 +80,7 @@ def retry_after_s(value: str, now: datetime | None = None) -> float | None:
     value = value.strip()
     if value.isascii() and value.isdigit():
         return min(LONGEST_BELIEVED_S, float(value[:9]))
-    date = moment(value)
-    if date is None:
+    if (date := moment(value)) is None:
         return None
     return min(LONGEST_BELIEVED_S, max(0.0, (date - (now or datetime.now(UTC))).total_seconds()))
 

@@ -130,8 +130,7 @@ class Turnstile(Generic[Job]):
 
     def push(self, host: str, job: Job, *, first: bool = False) -> None:
         """Add a job; `first` puts it before the host's others."""
-        jobs = self._queues.get(host)
-        if jobs is None:
+        if (jobs := self._queues.get(host)) is None:
             jobs = self._queues[host] = deque()
             self._runnable[host] = None
         if first:
@@ -145,8 +144,7 @@ class Turnstile(Generic[Job]):
             self.unpark(heapq.heappop(self._timed)[1])
         for _ in range(len(self._runnable)):
             host = next(iter(self._runnable))
-            wait = self._gate(host).acquire(host, now)
-            if wait is None:
+            if (wait := self._gate(host).acquire(host, now)) is None:
                 return None
             del self._runnable[host]
             if wait:

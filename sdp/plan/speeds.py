@@ -29,8 +29,7 @@ class Speeds:
         kind = self.strategy.removesuffix("+compile")
         table = reference()["training"]
         for candidate, strategy in ((gpu, self.strategy), (gpu, kind), ("A100-80G", self.strategy), ("A100-80G", kind)):
-            rows = [r for r in table if r["gpu"] == candidate and r.get("strategy") == strategy]
-            if rows:
+            if rows := [r for r in table if r["gpu"] == candidate and r.get("strategy") == strategy]:
                 break
         named = [
             {**r, "source": f"table {r['table']}, {r['column']}", "img_per_s": r["img_per_s"] / r["gpus"]} for r in rows

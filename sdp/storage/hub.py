@@ -39,8 +39,7 @@ class HubPath:
 
     @classmethod
     def parse(cls, uri: str) -> "HubPath":
-        match = _FORM.fullmatch(uri)
-        if not match:
+        if not (match := _FORM.fullmatch(uri)):
             raise UserError(f"{uri}: not a dataset on the Hub; write {FORM}")
         path = (match["path"] or "").strip("/")
         root = uri[: match.start("path")].rstrip("/") if match["path"] is not None else uri

@@ -66,10 +66,9 @@ def _files_of(uri: str, options: StorageOptions, suffixes: tuple[str, ...]) -> I
     base, pattern = split_pattern(uri)
     if pattern:
         match = translate(pattern)
-        files = [file for path, file in _below(base, options) if match.fullmatch(path)]
-        if not files:
-            raise NotFound(f"{uri}: no file matches; check the pattern")
-        return files
+        if files := [file for path, file in _below(base, options) if match.fullmatch(path)]:
+            return files
+        raise NotFound(f"{uri}: no file matches; check the pattern")
     looks_like_a_file = uri.lower().endswith(suffixes)
     if looks_like_a_file and (file := _file_at(uri, options)):
         return [file]
