@@ -1,6 +1,7 @@
 """Pictures beside their captions, old and new, read from the source of a captions dataset."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -40,11 +41,9 @@ def captioned(dataset: Description, parts: Sequence[PartInfo], pictures: int) ->
             new = {row["row"]: row for row in islice(usable, pictures * number // len(parts) - len(tiles))}
             for row in _first_rows(planner(part.work) if new else (), [*new], source.columns, config):
                 texts = [str(text) for name, text in new[row.row].items() if name not in RESERVED]
-                try:
+                with suppress(RowError):
                     picture = _thumbnail(sandbox, row.image or b"")
-                except RowError:
-                    continue
-                tiles.append(Tile(picture, " · ".join(texts), f"row {row.row}, was: {row.caption or 'no caption'}"))
+                    tiles.append(Tile(picture, " · ".join(texts), f"row {row.row}, was: {row.caption or 'no caption'}"))
     except SdpError as error:  # the source has moved, perhaps
         return listing("Captions", [f"not shown: {error}"])
     return Gallery("New captions, above the old", [("", tiles)])
@@ -68,5 +67,4 @@ def _thumbnail(sandbox: Sandbox, data: bytes | memoryview) -> bytes:
     import simplejpeg
 
     pixels = fit(child.unpacked(*sandbox(data)), _EDGE)
-    made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 85)
-    return made
+    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 85))
