@@ -36,7 +36,7 @@ def _job(name: str, model: type[JobConfig], described: dict[str, tuple[str, str]
 
 def _row(key: Key, description: str) -> str:
     mark = " ●" if key.shapes_output else ""
-    default = "**required**" if key.required else f"`{scalar(key.default)}`"
+    default = "**required**" if key.field.is_required() else f"`{scalar(key.default)}`"
     return f"| `{key.path}`{mark} | {_cell(expected(key.field))} | {default} | {description} |"
 
 

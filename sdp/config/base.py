@@ -92,10 +92,6 @@ class Key:
         return purpose(self.field)
 
     @property
-    def required(self) -> bool:
-        return self.field.is_required()
-
-    @property
     def default(self) -> Any:
         return None if self.field.default is PydanticUndefined else self.field.default
 

@@ -137,7 +137,7 @@ def _draft(job: str, source: Source, *, part: bool = False) -> Draft:
     for key in keys(model):
         *parents, name = key.path.split(".")
         section = value_at(data, tuple(parents))
-        if key.required and isinstance(section, dict) and section.get(name) is None:
+        if key.field.is_required() and isinstance(section, dict) and section.get(name) is None:
             section[name] = key.example
             missing.add(key.path)
     with source.placed():

@@ -200,7 +200,7 @@ def test_shown_yaml_means_the_same_to_us_and_to_a_reader_of_yaml_1_1(text: str) 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_draft_shows_the_keys_that_must_be_set(job: str, tmp_path: Path) -> None:
     sketch = draft(job, None)
-    assert {key.path for key in keys(JOBS[job]) if key.required} == sketch.missing
+    assert {key.path for key in keys(JOBS[job]) if key.field.is_required()} == sketch.missing
     text = dump_yaml(sketch.config, missing=sketch.missing)
     assert text.count("# REQUIRED") == len(sketch.missing)
     with pytest.raises(ConfigError) as refused:
