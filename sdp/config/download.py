@@ -14,10 +14,8 @@ from sdp.config.types import HeaderText, Labels, Name, Positive, Uri
 from sdp.config.uri import problem
 from sdp.errors import Problem
 
-OWN_COLUMNS = (
-    *("row", "key", "url", "caption", "image", "width", "height"),
-    *("original_width", "original_height", "sha256"),
-)
+_SIDES = ("width", "height", "original_width", "original_height")
+OWN_COLUMNS = ("row", "key", "url", "caption", "image", *_SIDES, "sha256")
 """The columns of an images dataset, whose names a carried column may not have."""
 
 SILENCE_SHARE, CONNECT_SHARE = 1 / 6, 1 / 12

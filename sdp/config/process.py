@@ -16,10 +16,8 @@ BatchSize = Annotated[
     Says("a whole number of 1 or more, or a list of one for each resolution, or null"),
 ]
 
-CaptionColumns = Annotated[
-    Name | Annotated[dict[Name, Annotated[float, Field(ge=0)]], Field(min_length=1)] | None,
-    Says("a column, or {column: weight, …}, or null"),
-]
+WeightedColumns = Annotated[dict[Name, Annotated[float, Field(ge=0)]], Field(min_length=1)]
+CaptionColumns = Annotated[Name | WeightedColumns | None, Says("a column, or {column: weight, …}, or null")]
 
 
 class JoinedTable(Section):

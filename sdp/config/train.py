@@ -342,9 +342,8 @@ class SecondPhaseConfig(Section):
             yield self.problem("max_steps", "a whole number", "set the second phase's length, or remove phase_2")
 
 
-Price = Annotated[
-    Annotated[float, Field(ge=0)] | Name, Says("a price, or an instance type with a known one, such as p4de.24xlarge")
-]
+Amount = Annotated[float, Field(ge=0)]
+Price = Annotated[Amount | Name, Says("a price, or an instance type with a known one, such as p4de.24xlarge")]
 
 
 class PricesConfig(Section):

@@ -57,9 +57,8 @@ def list_hub(folder: HubPath, options: StorageOptions, *, recursive: bool = True
         from huggingface_hub.hf_api import HfApi, RepoFile
 
         api = HfApi(endpoint=_endpoint(), token=_token() or False)
-        tree = api.list_repo_tree(
-            folder.repo, folder.path or None, recursive=recursive, revision=folder.revision, repo_type="dataset"
-        )
+        path, revision = folder.path or None, folder.revision
+        tree = api.list_repo_tree(folder.repo, path, recursive=recursive, revision=revision, repo_type="dataset")
         try:
             files = [entry for entry in tree if isinstance(entry, RepoFile)]
         except EntryNotFoundError:
