@@ -21,7 +21,7 @@ class Metric:
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    """Labels besides `run`."""
+    """A job's metric also has `run`."""
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:
