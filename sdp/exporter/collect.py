@@ -49,7 +49,7 @@ class Collector:
         readings = self._ask_gpus(driver.gpus, until) if driver else {}
         gpus = tuple(gpu for gpu in readings.values() if gpu is not None)
         self._xids.watch({gpu.identity.uuid: gpu.identity.index for gpu in gpus if gpu.identity.uuid})
-        owners = look_up({process.pid for gpu in gpus for process in gpu.processes}, self._proc)
+        owners = look_up({pid for gpu in gpus for pid in gpu.processes}, self._proc)
         up = driver is not None and (not readings or bool(gpus))
         self._log_changes(up, driver)
         with self._lock:

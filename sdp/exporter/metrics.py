@@ -75,7 +75,6 @@ def _labels(identity: Identity, node: MetricLabels) -> MetricLabels:
 def _of_gpu(gpu: GpuReading, labels: MetricLabels, snapshot: Snapshot) -> Samples:
     yield "sdp_gpu_up", labels, 1
     yield from ((name, labels | own, value) for name, own, value in gpu.samples)
-    for process in gpu.processes:
-        owner = snapshot.owners.get(process.pid) or PodOwner()
-        own = {"pid": str(process.pid), **asdict(owner)}
-        yield "sdp_gpu_process_memory_bytes", labels | own, process.memory
+    for pid, memory in gpu.processes.items():
+        owner = snapshot.owners.get(pid) or PodOwner()
+        yield "sdp_gpu_process_memory_bytes", labels | {"pid": str(pid), **asdict(owner)}, memory

@@ -6,7 +6,7 @@ Calls may hang for any time, so each reader runs in its own thread (reader_threa
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -120,20 +120,13 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process on a GPU."""
-
-    pid: int
-    memory: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class GpuReading:
     """One reading of a GPU. A value that the hardware does not report has no sample."""
 
     identity: Identity
     samples: tuple[Sample, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()
+    processes: Mapping[int, int | None] = field(default_factory=dict)
+    """The memory of each process on the GPU, if known, by pid."""
 
 
 class Gone(Exception):
@@ -223,7 +216,7 @@ class GpuReader:
             product=calls("nvmlDeviceGetName", handle) or "",
         )
         samples = *_read_samples(calls, handle), *self._read_activity(handle)
-        return GpuReading(identity, samples, tuple(_list_processes(calls, handle)))
+        return GpuReading(identity, samples, _list_processes(calls, handle))
 
     def _read_activity(self, handle: Any) -> Iterator[Sample]:
         """Yield the mean activity since the previous reading."""
@@ -303,11 +296,11 @@ def _read_memory(calls: Calls, handle: Any) -> Iterator[Sample]:
             yield f"sdp_gpu_memory_{part}_bytes", {}, getattr(memory, part)
 
 
-def _list_processes(calls: Calls, handle: Any) -> list[GpuProcess]:
-    """Return compute, graphics and MPS processes; one in two lists is one process, with the larger memory."""
+def _list_processes(calls: Calls, handle: Any) -> dict[int, int | None]:
+    """Return the memory of compute, graphics and MPS processes by pid; of a process in two lists, the larger one."""
     memory: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
         for process in calls(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle) or ():
             used = [m for m in (process.usedGpuMemory, memory.get(process.pid)) if m is not None]
             memory[process.pid] = max(used, default=None)
-    return [GpuProcess(pid, used) for pid, used in memory.items()]
+    return memory
