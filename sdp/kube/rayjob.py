@@ -8,13 +8,16 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from sdp.console import SUBMITTED_ENV, nearest
 from sdp.errors import UserError
 from sdp.kube import Object
+
+if TYPE_CHECKING:
+    from sdp.kube.submit import Submission
 
 CONFIG_ENV = "SDP_JOB_CONFIG"
 JOBS_FOLDER = "/etc/sdp/jobs"
@@ -41,25 +44,15 @@ def kind_of(job: str) -> str:
     return job.partition("-")[0]
 
 
-def make_rayjob(
-    job: str,
-    config_text: str | None = None,
-    *,
-    cluster: str = DEFAULT_CLUSTER,
-    name: str | None = None,
-    overrides: Sequence[str] = (),
-    file: str | None = None,
-    only_failed: bool = False,
-    own_cluster: bool = False,
-) -> Object:
-    """Return the RayJob that runs a job (KIND or KIND-NAME) under the supervisor on an existing cluster.
+def make_rayjob(submission: "Submission", config_text: str | None = None, cluster: str = DEFAULT_CLUSTER) -> Object:
+    """Return the RayJob that runs a submission's job under the supervisor on an existing cluster, which is `cluster`.
 
-    Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs; `overrides` are arguments of
-    `--set`, and `file` is where the text was. A training with its `own_cluster` waits for no more GPUs than that has.
-    Without `name` the RayJob's name is made of the job's and five characters, here rather than by Kubernetes, so that
-    a repeated request does not create a second one.
+    Without `config_text` the job uses the cluster's configuration in /etc/sdp/jobs. A training on a cluster of its own
+    waits for no more GPUs than that has. Without a name in the submission, the RayJob's is made of the job's and five
+    characters, here rather than by Kubernetes, so that a repeated request does not create a second one.
     """
-    sets = [word for override in overrides for word in ("--set", override)]
+    job, name = submission.job, submission.name
+    sets = [word for override in submission.overrides for word in ("--set", override)]
     env = {STOP_WAIT_ENV: str(STOP_WAIT_S)}
     config = ["--config", f"{JOBS_FOLDER}/{job}.yaml"]
     if config_text is not None:
@@ -70,9 +63,10 @@ def make_rayjob(
             )
         config = ["--config", f"env:{CONFIG_ENV}"]
         env[CONFIG_ENV] = config_text
-        options = [*(["--config", file] if file else ()), *(["--own-cluster"] if own_cluster else ())]
-        env[SUBMITTED_ENV] = shlex.join(["sdp", "submit", job, *options, *sets])
-    if own_cluster and kind_of(job) == "train":
+        file = ["--config", submission.config] if submission.config else []
+        own_cluster = ["--own-cluster"] if submission.own_cluster else []
+        env[SUBMITTED_ENV] = shlex.join(["sdp", "submit", job, *file, *own_cluster, *sets])
+    if submission.own_cluster and kind_of(job) == "train":
         sets += ["--set", "scaling.can_grow=false"]
     if name is None:
         name = f"sdp-{job}-{''.join(secrets.choice(_SUFFIX) for _ in range(5))}"
@@ -81,7 +75,7 @@ def make_rayjob(
             f"--name: expected at most {LONGEST_NAME} lower-case letters, digits and hyphens, a letter first, "
             f"got {name!r}"
         )
-    words = [kind_of(job), *config, *sets, *(["--only-failed"] if only_failed else ())]
+    words = [kind_of(job), *config, *sets, *(["--only-failed"] if submission.only_failed else ())]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",

@@ -93,10 +93,7 @@ def rayjob_of(
         if send and len(texts[submission.job].encode()) <= LARGEST_CONFIG:
             text = texts[submission.job]
     name: str = cluster["metadata"]["name"]
-    rayjob = make_rayjob(
-        submission.job, text, cluster=name, name=submission.name, file=submission.config,
-        overrides=submission.overrides, only_failed=submission.only_failed, own_cluster=submission.own_cluster,
-    )  # fmt: skip
+    rayjob = make_rayjob(submission, text, name)
     if not submission.own_cluster:
         return rayjob
     if read_release is None or config is None:

@@ -8,6 +8,7 @@ import yaml
 
 from sdp.cli import JOBS
 from sdp.kube.rayjob import make_rayjob
+from sdp.kube.submit import Submission
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 FILES = sorted(set(MANIFESTS.glob("*.yaml")) - {MANIFESTS / "kustomization.yaml"})
@@ -29,7 +30,8 @@ def test_the_stages_have_manifests_and_so_has_each_job_of_the_chart() -> None:
 
 @pytest.mark.parametrize("path", OF_JOBS, ids=lambda path: path.stem)
 def test_submit_creates_the_same_job_as_the_manifest(path: Path) -> None:
-    assert parsed(make_rayjob(path.stem, name=f"sdp-{path.stem}")) == parsed(yaml.safe_load(path.read_text()))
+    submission = Submission(job=path.stem, name=f"sdp-{path.stem}")
+    assert parsed(make_rayjob(submission)) == parsed(yaml.safe_load(path.read_text()))
 
 
 def test_applied_together_the_stages_after_download_wait_for_the_dataset_that_they_read() -> None:

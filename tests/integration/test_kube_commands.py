@@ -31,6 +31,7 @@ from sdp.kube.api import Unreachable
 from sdp.kube.check_cluster import FIELDS
 from sdp.kube.doctor import examine_pod, mounted_texts
 from sdp.kube.rayjob import make_rayjob
+from sdp.kube.submit import Submission
 from sdp.storage.local import LocalStorage
 from tests.kube_server import (
     CORE,
@@ -68,7 +69,7 @@ class Lab:
 
     def job(self, name: str) -> None:
         """A RayJob that is there already."""
-        self.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob("train", name=name))
+        self.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob(Submission(job="train", name=name)))
 
     def begin(self, name: str) -> str:
         """The operator has submitted a RayJob, and Ray runs it."""
@@ -133,7 +134,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(lab: Lab) -> None:
     assert f"sdp: {name}: running\n" in err
     assert err.endswith(f"sdp: {name}: succeeded\n")
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
-    spec = make_rayjob("train", TRAIN, overrides=["limit=5"])["spec"]
+    spec = make_rayjob(Submission(job="train", overrides=["limit=5"]), TRAIN)["spec"]
     assert made["spec"] == spec, "with the configuration of this moment, which pods may not have yet"
     assert made["metadata"]["labels"]["sdp/job"] == "train"
 
@@ -254,7 +255,7 @@ def test_a_second_configuration_of_a_kind_is_submitted_by_its_name(lab: Lab) -> 
     (name,) = lab.jobs()
     assert re.fullmatch(r"sdp-train-online-[a-z0-9]{5}", name)
     made = lab.kube.objects[f"{RAY}/rayjobs/{name}"]
-    assert made["spec"] == make_rayjob("train-online", TRAIN, overrides=["limit=5"])["spec"]
+    assert made["spec"] == make_rayjob(Submission(job="train-online", overrides=["limit=5"]), TRAIN)["spec"]
     lab.run("submit", "train-online", "--no-follow", "--set", "limt=5", code=2)
 
 
@@ -278,7 +279,7 @@ def test_a_dry_run_prints_what_kubectl_would_create_and_needs_no_cluster(
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
     line = ["submit", "train", "--dry-run", "--name", "x", "--cluster", "big"]
     shown = yaml.safe_load(lab.run(*line, "--set", "model.source=b c").out)
-    assert shown == make_rayjob("train", cluster="big", name="x", overrides=["model.source=b c"])
+    assert shown == make_rayjob(Submission(job="train", name="x", overrides=["model.source=b c"]), cluster="big")
     out, err = lab.run(*line, "--set", "max_stepz=1000", "--set", "data.batch_size=many", code=2)
     assert out == ""
     assert err.splitlines() == [
@@ -454,7 +455,7 @@ def test_status_shows_the_last_days_jobs_unless_asked_for_all_or_one(lab: Lab) -
 def test_status_shows_all_namespaces_and_asks_each_ones_head(lab: Lab) -> None:
     lab.begun("x", b"train: step 1 of 2 \xc2\xb7 ETA 0:01\n")
     other = RAY.replace("/lab", "/other")
-    lab.kube.put(f"{other}/rayjobs/theirs", make_rayjob("train", name="theirs"))
+    lab.kube.put(f"{other}/rayjobs/theirs", make_rayjob(Submission(job="train", name="theirs")))
     out = lab.run("status", "-A", "--namespace", "third").out
     lab_part, other_part = out.split("namespace other:")
     assert lab_part.startswith("namespace lab:\n")
@@ -626,13 +627,13 @@ def test_status_says_that_the_job_which_another_waits_for_has_failed(lab: Lab) -
     moments = {"older": "2026-11-21T07:00:00Z", "newer": "2026-11-21T07:10:00Z", "elsewhere": "2026-11-21T07:20:00Z"}
     for name, moment in moments.items():
         overrides = [] if name == "elsewhere" else ["output.uri=s3://b/latents/"]
-        job = make_rayjob("process", text, name=name, overrides=overrides)
+        job = make_rayjob(Submission(job="process", name=name, overrides=overrides), text)
         job["metadata"]["creationTimestamp"] = moment
         lab.kube.put(f"{RAY}/rayjobs/{name}", job)
         lab.end(name, "FAILED", "exit code 1")
     assert f"sdp-train: {line}; newer, which writes it, has ended: failed\n" in lab.run("status", "sdp-train").out
     for name, odd in (("another", {"entrypoint": "sh run.sh"}), ("odd", {"runtimeEnvYAML": "[" * 3000})):
-        lab.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob("process", text, name=name))
+        lab.kube.put(f"{RAY}/rayjobs/{name}", make_rayjob(Submission(job="process", name=name), text))
         lab.kube.objects[f"{RAY}/rayjobs/{name}"]["spec"].update(odd)
     lab.kube.update_status(f"{RAY}/rayjobs/newer", jobDeploymentStatus="Running", jobStatus="RUNNING")
     assert f"sdp-train: {line}\n" in lab.run("status", "sdp-train").out
@@ -695,7 +696,7 @@ def test_logs_of_an_ended_job_are_read_from_its_output_when_the_head_is_gone(
 ) -> None:
     text = TRAIN.replace("s3://b/run", str(tmp_path / "elsewhere" if sent else tmp_path / "run"))
     overrides = [f"output.uri={tmp_path}/run"] if sent else []
-    rayjob = make_rayjob("train", text if sent else None, name="x", overrides=overrides)
+    rayjob = make_rayjob(Submission(job="train", name="x", overrides=overrides), text if sent else None)
     lab.kube.put(f"{CORE}/configmaps/sdp-jobs", {"data": {"train.yaml": text}})
     lab.kube.put(f"{RAY}/rayjobs/x", rayjob)
     submission = lab.begin("x")

@@ -29,6 +29,7 @@ import yaml
 from sdp.cli import main
 from sdp.datasets.inspect import describe
 from sdp.kube.rayjob import make_rayjob
+from sdp.kube.submit import Submission
 from sdp.ray.cluster import worker_environment
 from sdp.storage import open_storage
 from tests.download_kit import plain_urls, write_urls
@@ -187,7 +188,7 @@ def test_a_job_runs_by_the_configuration_that_was_sent_along_and_its_log_arrives
 
 def begun(kube: KubeServer, name: str, entrypoint: str, capfd: pytest.CaptureFixture[str]) -> str:
     """Run a program as a RayJob; return its log once that says `ready`."""
-    job = make_rayjob("train", None, name=name)
+    job = make_rayjob(Submission(job="train", name=name))
     job["spec"]["entrypoint"] = entrypoint
     kube.on_create(f"{RAY}/rayjobs/{name}", kube.put(f"{RAY}/rayjobs/{name}", job))
 

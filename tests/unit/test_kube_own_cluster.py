@@ -6,6 +6,7 @@ from sdp.config import draft
 from sdp.errors import UserError
 from sdp.kube.own_cluster import with_own_cluster
 from sdp.kube.rayjob import make_rayjob
+from sdp.kube.submit import Submission
 from tests.kube_server import Object, group, raycluster
 
 ONLINE = ("data.mode=online", "encode.accelerator=A10G", "encode.num_workers=3")
@@ -18,7 +19,7 @@ def groups_of(job: str, *settings: str) -> dict[str, int]:
     sizes = (("cpu", 0, "", 10), ("a100", 8, "A100", 4), ("a10g", 1, "A10G", 40), ("amd", 0, "MI300", 1))
     release: Object = raycluster(*(group(name, gpus, label, most) for name, gpus, label, most in sizes), slices)
     config = draft(job, None, settings).config
-    made = with_own_cluster(make_rayjob(job), {**release, "metadata": {"name": "sdp"}}, config)
+    made = with_own_cluster(make_rayjob(Submission(job=job)), {**release, "metadata": {"name": "sdp"}}, config)
     return {part["groupName"]: part["replicas"] for part in made["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
 
 
