@@ -30,28 +30,22 @@ class RayBackend:
         if metric.name not in self._families:
             names = ("run", *metric.labels)
             self._families[metric.name] = internals.metric(metric.kind, metric.name, metric.help, names)
-        getattr(self._families[metric.name], ACTIONS[metric.kind])(value, tags=_tags(labels))
+        tags = {label: ascii_tag(text) for label, text in labels.items()}
+        getattr(self._families[metric.name], ACTIONS[metric.kind])(value, tags=tags)
         if metric.kind == GAUGE:
-            self._gauges[metric.name, tuple(labels.items())] = value
+            self._gauges[metric.name, tuple(tags.items())] = value
             if self._refresher is None or not self._refresher.is_alive():  # it ends with its Ray
                 self._refresher = threading.Thread(target=self._keep_fresh, name="sdp-telemetry", daemon=True)
                 self._refresher.start()
 
     def _keep_fresh(self) -> None:
+        """Set every gauge to its latest value again, at intervals."""
         pause = threading.Event()
         while not pause.wait(_REFRESH_S) and ray.is_initialized():
-            self.refresh()
-
-    def refresh(self) -> None:
-        """Set every gauge to its latest value again."""
-        for (name, labels), value in list(self._gauges.items()):
-            self._families[name].set(value, tags=_tags(dict(labels)))
+            for (name, tags), value in list(self._gauges.items()):
+                self._families[name].set(value, tags=dict(tags))
 
 
 def ascii_tag(text: str) -> str:
     """Return text as a tag of Ray, which must be ASCII: other characters become %XX of their UTF-8."""
     return text if text.isascii() else quote(text, safe=_PRINTABLE)
-
-
-def _tags(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: ascii_tag(value) for name, value in labels.items()}
