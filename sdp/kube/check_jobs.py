@@ -4,6 +4,7 @@ Storage and models are reached with the credentials of the user who runs the che
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -54,8 +55,7 @@ def placement(drafts: Drafts, cluster: Object) -> Iterator[Finding]:
     have, fine = gpus_of(cluster), True
     for name, job in drafts.items():
         for accelerator, needed in _gpus_needed(job.config).items():
-            grow_to = have.get(accelerator, 0)
-            if needed > grow_to:
+            if needed > (grow_to := have[accelerator]):
                 fine = False
                 detail = f"{name}.yaml: needs {needed:g} {accelerator} GPUs to start, and the groups grow to {grow_to}"
                 remedy = "add a group, raise maxReplicas, or change accelerator and num_workers"
@@ -64,28 +64,26 @@ def placement(drafts: Drafts, cluster: Object) -> Iterator[Finding]:
         yield Finding("placement", "ok", "the groups have the accelerators that jobs select, and as many as they need")
 
 
-def gpus_of(cluster: Object) -> dict[str, int]:
+def gpus_of(cluster: Object) -> Counter[str]:
     """Return the GPUs of each accelerator that a cluster may grow to, or has if it does not grow."""
     grows = bool(cluster["spec"].get("enableInTreeAutoscaling"))
-    gpus: dict[str, int] = {}
+    gpus = Counter[str]()
     for group in cluster["spec"].get("workerGroupSpecs") or ():
         pods = int(group.get("maxReplicas" if grows else "replicas") or 0) * int(group.get("numOfHosts") or 1)
-        label = accelerator_of(group)
-        gpus[label] = gpus.get(label, 0) + gpus_of_pod(group["template"]["spec"]) * pods
+        gpus[accelerator_of(group)] += gpus_of_pod(group["template"]["spec"]) * pods
     return gpus
 
 
-def _gpus_needed(config: JobConfig) -> dict[str, int]:
+def _gpus_needed(config: JobConfig) -> Counter[str]:
     """Return the GPUs of each accelerator without which a job does not start.
 
     Trainers start together or not at all; one encoder or generator is enough. Workers that name no type of GPU do not
     count, since any group may have theirs.
     """
-    needed: dict[str, int] = {}
+    needed = Counter[str]()
     for workers in workers_of(config):
         if workers.accelerator not in (None, "cpu", "gpu"):
-            count = workers.least if isinstance(workers, ScalingConfig) else 1
-            needed[workers.accelerator] = needed.get(workers.accelerator, 0) + count
+            needed[workers.accelerator] += workers.least if isinstance(workers, ScalingConfig) else 1
     return needed
 
 
