@@ -142,11 +142,7 @@ class Lease:
 
     @classmethod
     def acquire(
-        cls,
-        storage: Storage,
-        holder: str = "sdp",
-        ttl_s: float = TTL_S,
-        clock: Callable[[], float] = monotonic,
+        cls, storage: Storage, holder: str = "sdp", ttl_s: float = TTL_S, clock: Callable[[], float] = monotonic
     ) -> "Lease":
         """Acquire the lease of an output; if it has a holder, watch that for at most its time to live.
 
