@@ -153,16 +153,18 @@ def worker_environment() -> dict[str, str]:
 
 def joined() -> bool:
     """Return whether this driver works on a cluster that it joined, rather than on a local Ray."""
-    ray = sys.modules.get("ray")
-    if not is_local():
-        return True
-    return ray is not None and ray.is_initialized() and len(nodes_with({})) > 1
+    return not is_local() or (_is_connected() and len(nodes_with({})) > 1)
 
 
 def is_absent() -> bool:
     """Return whether this driver has no Ray: none is named, and it has started none."""
+    return "RAY_ADDRESS" not in os.environ and not _is_connected()
+
+
+def _is_connected() -> bool:
+    """Return whether this process has connected to a Ray, without loading it."""
     ray = sys.modules.get("ray")
-    return "RAY_ADDRESS" not in os.environ and (ray is None or not ray.is_initialized())
+    return ray is not None and bool(ray.is_initialized())
 
 
 def is_needless(workers: WorkersConfig) -> bool:

@@ -34,16 +34,14 @@ def resources() -> dict[str, float]:
     """Return the sums of the cluster's resources. If removed: the nodes' `Resources`, added up."""
     import ray
 
-    sums: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # Ray's
-    return sums
+    return dict(ray.cluster_resources())  # type: ignore[no-untyped-call]  # Ray's
 
 
 def nodes() -> list[dict[str, Any]]:
     """Return the cluster's nodes. The public `list_nodes` needs the dashboard. If removed: use that."""
     import ray
 
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's
-    return nodes
+    return list(ray.nodes())  # type: ignore[no-untyped-call]  # Ray's
 
 
 def placement_groups() -> dict[str, str]:
