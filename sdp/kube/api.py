@@ -117,9 +117,8 @@ class Api:
         headers.append("Sec-WebSocket-Protocol: v4.channel.k8s.io")
         proxy = ws_client.websocket_proxycare({}, self._settings, url, {})
         # The client's own create_websocket has no timeout.
-        connection: Any = websocket.WebSocket(
-            sslopt={"context": self._tls, "server_hostname": self._settings.tls_server_name}
-        )
+        tls = {"context": self._tls, "server_hostname": self._settings.tls_server_name}
+        connection: Any = websocket.WebSocket(sslopt=tls)
         with self._explained(path):
             connection.connect(url, header=headers, timeout=ANSWER_S, **proxy)
         tunnel: Any = _Tunnel(connection, [port])  # type: ignore[no-untyped-call]

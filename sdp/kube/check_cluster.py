@@ -165,15 +165,12 @@ def judge_group(group: Object, nodes: list[Object]) -> Finding:
     ]
     products = {(node["metadata"].get("labels") or {}).get(PRODUCT, "").removesuffix(SHARED) for node in selected}
     if not label:
-        remedy = f"set groups.{name}.accelerator"
-        return Finding(
-            check, "failed", f"has GPUs but no label {ACCELERATOR_LABEL}, so jobs cannot select them", remedy
-        )
+        detail = f"has GPUs but no label {ACCELERATOR_LABEL}, so jobs cannot select them"
+        return Finding(check, "failed", detail, f"set groups.{name}.accelerator")
     if not selected:
         where = "".join(f" and {key}={value}" for key, value in selector)
-        return Finding(
-            check, "warning", f"no node has {counted(count, 'GPU')}{where} now", "an autoscaler must add one"
-        )
+        detail = f"no node has {counted(count, 'GPU')}{where} now"
+        return Finding(check, "warning", detail, "an autoscaler must add one")
     if known and (wrong := sorted(products - known - {""})):
         detail = f"is labelled {label} ({' or '.join(sorted(known))}), but its pods run on {', '.join(wrong)}"
         return Finding(check, "failed", detail, f"set {PRODUCT} in groups.{name}.podSpec.nodeSelector")
@@ -194,10 +191,8 @@ def _too_large(group: Object, nodes: list[Object]) -> Finding | None:
 
 def _asked_for(pod: Object) -> dict[str, Decimal]:
     """Return the CPUs and bytes that a pod's containers ask for."""
-    asked = [
-        (resources.get("limits") or {}) | (resources.get("requests") or {})
-        for resources in (container.get("resources") or {} for container in pod["containers"])
-    ]
+    resources = [container.get("resources") or {} for container in pod["containers"]]
+    asked = [(each.get("limits") or {}) | (each.get("requests") or {}) for each in resources]
     return {
         name: sum((parse_quantity(one[name]) for one in asked if name in one), Decimal()) for name in ("cpu", "memory")
     }

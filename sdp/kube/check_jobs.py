@@ -110,9 +110,8 @@ def _probe(name: str, job: Draft, path: str, probe: Callable[[str, Any], str], *
     check, uri = f"{name} {path}", job.value(path)
     origin = "from this pod" if in_pod else "from here"
     if probe is _has_model and not in_pod and sources.parse(uri).kind == "local":
-        return Finding(
-            check, "warning", f"{uri} is a local folder, which each pod looks for on its own disk", "use s3://"
-        )
+        detail = f"{uri} is a local folder, which each pod looks for on its own disk"
+        return Finding(check, "warning", detail, "use s3://")
     try:
         detail = probe(uri, replace(job.config.storage.options(), timeout_s=TIMEOUT_S, retries=1))
     except SdpError as error:

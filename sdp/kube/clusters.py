@@ -110,9 +110,8 @@ def gpus_of_pod(pod: Object) -> int:
 
 def gpus_in(amounts: Mapping[str, str]) -> int:
     """Return the GPUs, or slices of one, among a pod's or a node's resources."""
-    return sum(
-        int(amount) for name, amount in amounts.items() if name.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
-    )
+    kinds = ("nvidia.com/gpu", "nvidia.com/mig-")
+    return sum(int(amount) for name, amount in amounts.items() if name.startswith(kinds))
 
 
 def yaml_entries(config_map: Object) -> dict[str, str]:

@@ -58,12 +58,10 @@ class RayHead:
     def tail(self, submission: str) -> Iterator[bytes]:
         """Yield a job's log from its beginning until the job ends; TimeoutError if it is silent for long."""
         self._socket.settimeout(QUIET_S)
+        url = f"ws://localhost{_path(submission, 'logs/tail')}"
+        header = [f"{name}: {value}" for name, value in self._headers.items()]
         with self._explained():
-            connection: Any = websocket.create_connection(
-                f"ws://localhost{_path(submission, 'logs/tail')}",
-                socket=self._socket,
-                header=[f"{name}: {value}" for name, value in self._headers.items()],
-            )
+            connection: Any = websocket.create_connection(url, socket=self._socket, header=header)
             with contextlib.closing(connection):
                 while text := connection.recv():
                     yield text.encode() if isinstance(text, str) else text

@@ -48,9 +48,8 @@ def _current() -> Mapping[str, str]:
     token, namespace, name = ((READER / part).read_text().strip() for part in ("token", "namespace", "jobs"))
     tls = ssl.create_default_context(cafile=READER / "ca.crt")
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # which many clusters' authorities fail
-    request = Request(
-        f"{SERVER}/api/v1/namespaces/{namespace}/configmaps/{name}", headers={"Authorization": f"Bearer {token}"}
-    )
+    url = f"{SERVER}/api/v1/namespaces/{namespace}/configmaps/{name}"
+    request = Request(url, headers={"Authorization": f"Bearer {token}"})
     with build_opener(ProxyHandler({}), HTTPSHandler(context=tls)).open(request, timeout=ANSWER_S) as answer:
         return json.load(answer).get("data") or {}
 

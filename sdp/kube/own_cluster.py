@@ -45,12 +45,10 @@ def with_own_cluster(rayjob: Object, release: Object, config: JobConfig) -> Obje
     ]
     for template in (head["template"], *(group["template"] for group in groups)):
         template.setdefault("metadata", {}).setdefault("labels", {}).update({RELEASE: about["name"], JOB: name})
-    kept = ("submissionMode", "entrypoint", "runtimeEnvYAML")
-    job = {key: rayjob["spec"][key] for key in kept}
-    return rayjob | {
-        "metadata": {"name": name, "labels": labels | rayjob["metadata"]["labels"]},
-        "spec": job | settings | {"shutdownAfterJobFinishes": True, "rayClusterSpec": spec},
-    }
+    job = {key: rayjob["spec"][key] for key in ("submissionMode", "entrypoint", "runtimeEnvYAML")}
+    own = {"shutdownAfterJobFinishes": True, "rayClusterSpec": spec}
+    metadata = {"name": name, "labels": labels | rayjob["metadata"]["labels"]}
+    return rayjob | {"metadata": metadata, "spec": job | settings | own}
 
 
 def workers_of(config: JobConfig) -> list[WorkersConfig]:

@@ -54,9 +54,8 @@ def status(
     if name and not views:
         raise UserError(f"status: no RayJob or RayCluster {name!r} in {where}; see sdp status")
     if as_json:
-        data = {
-            kind: [asdict(state) for view in views for state in getattr(view, kind)] for kind in ("clusters", "jobs")
-        }
+        kinds = ("clusters", "jobs")
+        data = {kind: [asdict(state) for view in views for state in getattr(view, kind)] for kind in kinds}
         return json.dumps(data, indent=2, default=datetime.isoformat)
     headings = (f"namespace {view.api.namespace}:\n\n" if everywhere else "" for view in views)
     text = "\n\n".join(f"{heading}{_text(view)}" for heading, view in zip(headings, views, strict=True))
@@ -125,10 +124,8 @@ def _explained(reasons: Reasons, rayjob: Object, clusters: Mapping[str, ClusterS
 def _holders(api: Api, cluster: ClusterState) -> list[str]:
     """Return which job holds how many GPUs of each group; nothing if the head does not answer."""
     with suppress(SdpError):
-        actors, jobs, nodes = (
-            RayHead(api, cluster.name).listed(path) if cluster.workers else []
-            for path in ("/api/v0/actors?detail=1&limit=10000", "/api/jobs/", "/api/v0/nodes?detail=1&limit=10000")
-        )
+        paths = ("/api/v0/actors?detail=1&limit=10000", "/api/jobs/", "/api/v0/nodes?detail=1&limit=10000")
+        actors, jobs, nodes = (RayHead(api, cluster.name).listed(path) if cluster.workers else [] for path in paths)
         return holders(actors, jobs, {node["node_id"]: node["labels"].get(GROUP_LABEL, "") for node in nodes})
     return []
 
