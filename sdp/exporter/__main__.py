@@ -32,9 +32,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     options = make_parser().parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    line = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=options.log_level.upper(), format=line, stream=sys.stderr)
     try:
         return serve(options)
     except SdpError as error:

@@ -180,12 +180,9 @@ class DriverReader:
                 calls("nvmlInit", required=True)
                 self._open = True
             count = calls("nvmlDeviceGetCount", required=True)
-            cuda = calls("nvmlSystemGetCudaDriverVersion_v2")
-            return Driver(
-                gpus=count,
-                version=calls("nvmlSystemGetDriverVersion") or "",
-                cuda="" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-            )
+            number, version = calls("nvmlSystemGetCudaDriverVersion_v2"), calls("nvmlSystemGetDriverVersion")
+            cuda = "" if number is None else f"{number // 1000}.{number % 1000 // 10}"
+            return Driver(count, version or "", cuda)
         except Gone:
             # Another thread may be in a call, so NVML stays open; a second init is harmless.
             self._open = False
@@ -210,11 +207,8 @@ class GpuReader:
 
     def _read(self, handle: Any) -> GpuReading:
         calls = self.calls
-        identity = Identity(
-            index=self._index,
-            uuid=calls("nvmlDeviceGetUUID", handle) or "",
-            product=calls("nvmlDeviceGetName", handle) or "",
-        )
+        uuid, product = calls("nvmlDeviceGetUUID", handle), calls("nvmlDeviceGetName", handle)
+        identity = Identity(self._index, uuid or "", product or "")
         samples = *_read_samples(calls, handle), *self._read_activity(handle)
         return GpuReading(identity, samples, _list_processes(calls, handle))
 
@@ -229,12 +223,8 @@ class GpuReader:
             calls("nvmlGpmSampleFree", self._counted)
             self._counted = None
         if before is not None and self._counted is not None:
-            asked = pynvml.c_nvmlGpmMetricsGet_t(
-                version=pynvml.NVML_GPM_METRICS_GET_VERSION,
-                numMetrics=len(ACTIVITY),
-                sample1=before,
-                sample2=self._counted,
-            )
+            asked = pynvml.c_nvmlGpmMetricsGet_t(numMetrics=len(ACTIVITY), sample1=before, sample2=self._counted)
+            asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
             for place, name in enumerate(ACTIVITY.values()):
                 asked.metrics[place].metricId = getattr(pynvml, f"NVML_GPM_METRIC_{name}")
             answer = calls("nvmlGpmMetricsGet", asked)

@@ -54,17 +54,13 @@ def look_up(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, PodOwn
     result: dict[int, PodOwner | None] = {}
     for pid in pids:
         try:
-            comm, status, cgroup = (
-                (proc / str(pid) / name).read_text(encoding="utf-8", errors="replace")
-                for name in ("comm", "status", "cgroup")
-            )
+            files = (proc / str(pid) / name for name in ("comm", "status", "cgroup"))
+            comm, status, cgroup = (file.read_text(encoding="utf-8", errors="replace") for file in files)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             result[pid] = None
             continue
-        pod_uid, container_id = parse_cgroup(cgroup)
+        pod, container = parse_cgroup(cgroup)
         # A process chooses its name.
         name = "".join(character for character in comm if character.isprintable())
-        result[pid] = PodOwner(
-            container_pid=pid_inside(status), process=name, pod_uid=pod_uid, container_id=container_id
-        )
+        result[pid] = PodOwner(container_pid=pid_inside(status), process=name, pod_uid=pod, container_id=container)
     return result
