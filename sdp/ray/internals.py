@@ -86,15 +86,14 @@ def job_name() -> str:
 
     KubeRay's names begin with the RayJob's. Every process of the job has it.
     """
-    name = ""
     with _comfort("the job's configuration"):
         from ray._private.worker import global_worker
 
         worker: Any = global_worker
         if hasattr(worker, "core_worker"):  # it is connected
             metadata = worker.core_worker.get_job_config().metadata
-            name = str(metadata.get("job_name") or metadata.get("job_submission_id") or "")
-    return name
+            return str(metadata.get("job_name") or metadata.get("job_submission_id") or "")
+    return ""
 
 
 def adopt_token() -> bool:

@@ -55,12 +55,10 @@ class _Watch:
             f"{duration(START_S)} (see {self._logs}); {_REMEDY}"
         )
         standard_input, self._pipe = os.pipe()
+        command = ["/bin/sh", "-c", _PRINT_UNLESS_OVER, "sh", line]
         # Its own session, since Ctrl-C must reach only the driver.
         self._printer = subprocess.Popen(
-            ["/bin/sh", "-c", _PRINT_UNLESS_OVER, "sh", line],
-            stdin=standard_input,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
+            command, stdin=standard_input, stdout=subprocess.DEVNULL, start_new_session=True
         )
         os.close(standard_input)
         cleanups.append(self.end)

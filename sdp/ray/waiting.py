@@ -165,9 +165,8 @@ def wait_for(
                 needed = " and ".join(places[number].progress(places[number].least) for number in missing)
                 raise no_place([places[number] for number in missing], needed, wait_s)
             if now > line_at:
-                others = _other_holders(
-                    [places[number] for number in missing if state[number][1] >= places[number].least]
-                )
+                held = [places[number] for number in missing if state[number][1] >= places[number].least]
+                others = _other_holders(held)
                 for number in missing:
                     _say_missing(job, places[number], counts[number], duration(now - began))
                 if others:

@@ -107,10 +107,8 @@ class OnRay:
             while True:
                 if isinstance(result, BaseException):
                     self.state()  # raises the desk's reason, if it has one
-                    reason = lost.reason_of(result)
-                    raise SdpError(
-                        f"{self._placement.job}: Ray Data failed ({reason}); run the job again to continue"
-                    ) from result
+                    what = f"{self._placement.job}: Ray Data failed ({lost.reason_of(result)})"
+                    raise SdpError(f"{what}; run the job again to continue") from result
                 if result is not None:
                     note, rows = result
                     if note.died is not None:
@@ -135,13 +133,9 @@ class OnRay:
         has_begun = state.started and (state.any_prepared or not self._prepares)
         self._stall.wait_s = placement.wait_s if has_begun else math.inf
         preparing = f"{counted(state.preparing, 'transform')} under way, " if self._prepares else ""
-        self._stall.check(
-            state.events if self._sent else now,
-            now,
-            f"{preparing}{counted(state.ready, 'piece')} ready, {state.working} at "
-            f"{counted(state.workers, placement.role)}, {state.loading} loading",
-            busy=self._anyone_works,
-        )
+        ready, workers = counted(state.ready, "piece"), counted(state.workers, placement.role)
+        detail = f"{preparing}{ready} ready, {state.working} at {workers}, {state.loading} loading"
+        self._stall.check(state.events if self._sent else now, now, detail, busy=self._anyone_works)
         return state
 
     def task(self, function: Callable[..., Any], pieces: Sequence[Any], *arguments: Any) -> "Future[Any]":

@@ -107,6 +107,4 @@ def _metric(series: str, text: str) -> Metric:
     return Metric(name, text, tuple(labels.rstrip("}").split(",")) if labels else ())
 
 
-CATALOGUE: Mapping[str, Metric] = {
-    metric.name: metric for metric in (_metric(series, text) for series, text in _METRICS.items())
-}
+CATALOGUE: Mapping[str, Metric] = {metric.name: metric for metric in map(_metric, _METRICS, _METRICS.values())}
