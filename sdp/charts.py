@@ -43,11 +43,9 @@ def lines(curves: Sequence[Line], *, x_name: str) -> str:
     for number, (curve, points) in enumerate(zip(curves, finite, strict=True)):
         some = points[:: max(1, len(points) // _MOST_POINTS)] + points[-1:]
         drawn.append((curve, "abcdef"[number % 6], " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in some)))
-    return render(
-        Path(__file__).with_suffix(".svg"),
-        {"width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
-        | {"columns": columns, "rows": rows, "x_name": x_name, "curves": drawn},
-    )
+    frame = {"width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
+    content = {"columns": columns, "rows": rows, "x_name": x_name, "curves": drawn}
+    return render(Path(__file__).with_suffix(".svg"), frame | content)
 
 
 def _axis(values: Sequence[float], start: float, end: float, about: int) -> tuple[Callable[[float], float], list[Tick]]:

@@ -71,16 +71,13 @@ def choose_device(
         return device
     granted = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if granted and granted != "-1" and driver.exists():
+        oldest = DRIVERS[int((torch.version.cuda or str(CUDA_MAJOR)).partition(".")[0])]
         raise UserError(
             f"GPU {granted}: granted to this process, but torch cannot use it ({_reason()}); driver: "
             f"{one_line(driver.read_text().partition(chr(10))[0])}; torch {torch.__version__}, built for CUDA "
-            f"{torch.version.cuda}, which needs driver {_oldest_driver()} or later; update the driver"
+            f"{torch.version.cuda}, which needs driver {oldest} or later; update the driver"
         )
     return torch.device("cpu")
-
-
-def _oldest_driver() -> int:
-    return DRIVERS[int((torch.version.cuda or str(CUDA_MAJOR)).partition(".")[0])]
 
 
 def _reason() -> str:
@@ -153,9 +150,8 @@ class Mark:
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the device's memory is used up."""
-    return isinstance(error, OutOfMemory | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-    )
+    is_reported = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return is_reported or isinstance(error, OutOfMemory | torch.OutOfMemoryError)
 
 
 @dataclass(slots=True)

@@ -229,9 +229,8 @@ class Lease:
         except Conflict:  # or an earlier heartbeat was written, and its response lost
             etag, stored = self._storage.etag(path), Record.load(_read(self._storage, self.generation))
             if stored is not None and stored.token != record.token:
-                raise self._held.lost(
-                    f"the output was deleted, and another job has created generation {self.generation}"
-                ) from None
+                reason = f"the output was deleted, and another job has created generation {self.generation}"
+                raise self._held.lost(reason) from None
             self._etag = self._storage.swap(path, content, etag).etag
 
 
