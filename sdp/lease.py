@@ -152,14 +152,8 @@ class Lease:
             newest = _newest(storage)
             if newest and not _is_free(storage, newest, ttl_s, clock):
                 raise LeaseHeld(_held_message(storage, newest))
-            record = Record(
-                generation=newest + 1,
-                holder=holder,
-                owner=Owner.this_process(),
-                since=datetime.now(UTC).isoformat(timespec="seconds"),
-                ttl_s=ttl_s,
-                token=token_hex(16),
-            )
+            owner, since = Owner.this_process(), datetime.now(UTC).isoformat(timespec="seconds")
+            record = Record(newest + 1, holder, owner, since, ttl_s, token_hex(16))
             try:
                 etag = storage.create(_path(record.generation), dump(record)).etag
             except AlreadyExists:
