@@ -97,15 +97,10 @@ class Api:
         return f"{path}/{quote(name, safe=':')}" if name else path
 
     def _json(self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None) -> Any:
+        pairs, timeout = list((query or {}).items()), (CONNECT_S, ANSWER_S)
         with self._explained(path):
             response = self._client.request(
-                method,
-                path,
-                body=body,
-                serialize=False,
-                query_params=list((query or {}).items()),
-                header_params={},
-                _request_timeout=(CONNECT_S, ANSWER_S),
+                method, path, body=body, serialize=False, query_params=pairs, header_params={}, _request_timeout=timeout
             )
             return json.loads(response.data)
 
