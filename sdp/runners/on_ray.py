@@ -231,13 +231,9 @@ def _dataset(stages: "ObjectRef[Stages]", placement: Placement, desk: Any, *, pr
         target_max_block_size=1, max_consecutive_actor_init_deaths=-1, actor_pool_util_upscaling_threshold=1.0
     ):
         start: Any = from_items([{"number": 0}], override_num_blocks=1)
+        one, here = TaskPoolStrategy(size=1), {cluster.NODE_LABEL: ray.get_runtime_context().get_node_id()}
         pieces = start.map_batches(
-            _read_pieces,
-            fn_args=(desk,),
-            batch_format="pyarrow",
-            compute=TaskPoolStrategy(size=1),
-            num_cpus=0,
-            label_selector={cluster.NODE_LABEL: ray.get_runtime_context().get_node_id()},
+            _read_pieces, fn_args=(desk,), batch_format="pyarrow", compute=one, num_cpus=0, label_selector=here
         )
         if prepares:
             pieces = pieces.map_batches(
