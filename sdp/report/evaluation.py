@@ -15,7 +15,9 @@ def evaluation_section(storage: Storage) -> PageSection:
     result = read_json(storage, RESULT)
     with reading(storage.uri_of(RESULT), "evaluate again"):
         blocks = [listing("Before comparing", result.get("notes", []), "note")]
-        inputs: list[tuple[str, str]] = [(name, result[name]["model"]) for name in ("clip", "features") if name in result]
+        inputs: list[tuple[str, str]] = [
+            (name, result[name]["model"]) for name in ("clip", "features") if name in result
+        ]
         inputs += [(name, str(result[name]["uri"])) for name in ("generated", "reference") if name in result]
         details: list[Block] = [
             Table("Inputs", ("input", "source"), inputs),
