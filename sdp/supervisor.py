@@ -140,7 +140,8 @@ def main(arguments: Sequence[str]) -> int:
     waits = list(arguments[:1]) == [WAIT_FLAG]
     words = arguments[waits:]
     if (file := Path("".join(words[2:3]))).parent == Path(JOBS_FOLDER):  # as manifests/ have it: JOB --config FILE
-        os.environ[SUBMITTED_ENV] = shlex.join(["sdp", "submit", file.stem, *words[3:]])
+        submitted = os.environ.get(SUBMITTED_ENV) or shlex.join(["sdp", "submit", file.stem, *words[3:]])
+        os.environ[SUBMITTED_ENV] = submitted
     try:
         wait_for_configuration(words)
         if waits:

@@ -63,6 +63,7 @@ def make_rayjob(submission: "Submission", config_text: str | None = None, cluste
             )
         config = ["--config", f"env:{CONFIG_ENV}"]
         env[CONFIG_ENV] = config_text
+    if config_text is not None or submission.own_cluster:
         file = ["--config", submission.config] if submission.config else []
         own_cluster = ["--own-cluster"] if submission.own_cluster else []
         env[SUBMITTED_ENV] = shlex.join(["sdp", "submit", job, *file, *own_cluster, *sets])

@@ -216,7 +216,9 @@ def test_a_jobs_hints_name_the_command_that_submits_it_to_its_cluster(monkeypatc
     monkeypatch.setattr(supervisor, "supervise", lambda *_: seen.append(os.environ[SUBMITTED_ENV]) or 0)
     words = ["download", "--config", "/etc/sdp/jobs/download-more.yaml", "--set", "limit=5 "]
     assert supervisor.main(words) == 0
-    assert seen == ["sdp submit download-more --set 'limit=5 '"]
+    monkeypatch.setenv(SUBMITTED_ENV, "sdp submit download-more --own-cluster")
+    assert supervisor.main(words) == 0
+    assert seen == ["sdp submit download-more --set 'limit=5 '", "sdp submit download-more --own-cluster"]
 
 
 @pytest.fixture
