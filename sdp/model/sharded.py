@@ -324,7 +324,8 @@ def _rows_in(tensor: Tensor, low: int, high: int) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     """Return a view of a plain tensor's bytes."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    flat = tensor.contiguous().view(-1)
+    return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _checksum_file(file: str) -> str:
