@@ -3,13 +3,16 @@
 import time
 from contextlib import suppress
 
+import yaml
+
+from sdp.console import SUBMITTED_ENV, visible
 from sdp.errors import SdpError
-from sdp.kube import Say
+from sdp.kube import Object, Say
 from sdp.kube.api import Api, Missing
 from sdp.kube.head import RayHead
-from sdp.kube.logs import read_job, runs_on, seen_by_ray, states
+from sdp.kube.logs import runs_on, seen_by_ray, states
 from sdp.kube.rayjob import STOP_WAIT_S
-from sdp.kube.state import NOTICED_S, JobState
+from sdp.kube.state import NOTICED_S, JobState, job_state
 
 _NO_FINALIZERS = '{"metadata":{"finalizers":null}}'
 
@@ -20,7 +23,8 @@ def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
     KubeRay cannot suspend a job on a shared cluster, so Ray stops the job, and its RayJob stays as a record; the RayJob
     of a job that has not started is deleted.
     """
-    state = read_job(api, name)
+    rayjob = api.get(api.path("rayjobs", name))
+    state = job_state(rayjob)
     if state.finished and not runs_on(api, state):
         say(f"{name} has already ended: {state.state}")
     elif not state.has_log:
@@ -35,7 +39,7 @@ def stop(api: Api, name: str, say: Say, *, delete: bool = False) -> None:
             say(str(error))
         else:
             say(f"{name} is stopping; it has up to {STOP_WAIT_S} s for a last checkpoint")
-            _wait(api, state, say)
+            _wait(api, state, say, _command(rayjob, state.job))
     if delete:
         _delete(api, name, say)
         say(f"deleted the RayJob {name}")
@@ -54,7 +58,14 @@ def _delete(api: Api, name: str, say: Say) -> None:
                 )
 
 
-def _wait(api: Api, job: JobState, say: Say) -> None:
+def _command(rayjob: Object, job: str) -> str:
+    """Return the command that submits a job again: that of its RayJob, if this has one."""
+    with suppress(yaml.YAMLError, LookupError, TypeError, AttributeError, RecursionError):
+        return visible(str(yaml.safe_load(rayjob["spec"]["runtimeEnvYAML"])["env_vars"][SUBMITTED_ENV]))
+    return f"sdp submit {job or 'JOB'}"
+
+
+def _wait(api: Api, job: JobState, say: Say, command: str) -> None:
     deadline = time.monotonic() + STOP_WAIT_S + NOTICED_S
     try:
         seen = seen_by_ray(api, job) if job.given_up else states(api, job.name, say)
@@ -66,4 +77,4 @@ def _wait(api: Api, job: JobState, say: Say) -> None:
     except KeyboardInterrupt as error:
         error.add_note(f"{job.name} keeps stopping; sdp status {job.name} shows it")
         raise
-    say(f"{job.name}: {state.state}; sdp submit {state.job or 'JOB'} continues from storage")
+    say(f"{job.name}: {state.state}; {command} continues from storage")

@@ -759,12 +759,13 @@ def test_a_job_deleted_during_the_command_is_reported_as_deleted(lab: Lab) -> No
 
 
 def test_stop_requests_a_jobs_end_and_waits_for_it(lab: Lab) -> None:
-    lab.begun("x")
+    lab.run("submit", "train", "--no-follow", "--name", "x", "--set", "limit=5")
+    lab.begin("x")
     lab.ray.on_stop = lambda _: threading.Timer(0.3, lambda: lab.end("x", "STOPPED")).start()
     err = lab.run("stop", "x").err
     assert lab.ray.jobs["x-zz9zz"].stopped
     assert "x is stopping; it has up to 300 s for a last checkpoint" in err
-    assert "x: stopped; sdp submit train continues from storage" in err
+    assert "x: stopped; sdp submit train --set limit=5 continues from storage" in err
     assert lab.jobs() == ["x"], "the record stays"
     assert "x has already ended: stopped" in lab.run("stop", "x").err
     lab.run("stop", "x", "--delete")
