@@ -143,6 +143,8 @@ def _secrets_of(part: Any) -> Iterator[str]:
 def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:
     """Check that there are nodes with room for each group's pods, and with GPUs of the kind that its label names."""
     nodes = api.list("/api/v1/nodes")
+    if large := _too_large(_head(raycluster["spec"]), nodes):
+        yield large
     for group in raycluster["spec"].get("workerGroupSpecs") or ():
         if not group.get("maxReplicas", 1):
             continue
@@ -150,6 +152,15 @@ def groups(api: Api, raycluster: Object) -> Generator[Finding, None, None]:
             yield judge_group(group, nodes)
         elif large := _too_large(group, nodes):
             yield large
+
+
+def _head(spec: Object) -> Object:
+    """Return a cluster's head as a group of one pod, with the autoscaler's container, which the operator adds."""
+    containers = [*spec["headGroupSpec"]["template"]["spec"]["containers"]]
+    if spec.get("enableInTreeAutoscaling"):
+        own = (spec.get("autoscalerOptions") or {}).get("resources")
+        containers.append({"resources": own or {"requests": {"cpu": "500m", "memory": "512Mi"}}})
+    return {"groupName": "head", "template": {"spec": {"containers": containers}}}
 
 
 def judge_group(group: Object, nodes: list[Object]) -> Finding:
@@ -185,7 +196,8 @@ def _too_large(group: Object, nodes: list[Object]) -> Finding | None:
         if all(parse_quantity(has[resource]) >= amount for resource, amount in asked.items() if resource in has):
             return None
     size = f"{asked['cpu'].normalize():f} CPUs and {asked['memory'] / 2**30:.0f} GiB"
-    remedy = f"an autoscaler must add a larger one, or lower groups.{name}.cpu and memory"
+    where = name if name == "head" else f"groups.{name}"
+    remedy = f"an autoscaler must add a larger one, or lower {where}.cpu and memory"
     return Finding(f"group {name}", "warning", f"no node has the {size} that a pod asks for", remedy)
 
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from sdp.errors import AccessDenied
-from sdp.kube.check_cluster import judge_group, judge_state, version_of
+from sdp.kube.check_cluster import groups, judge_group, judge_state, version_of
 from sdp.kube.check_jobs import access, gpus_of, placement, read
 from sdp.kube.state import cluster_state
 from tests.kube_server import group, node, raycluster
@@ -50,6 +51,18 @@ def test_a_pod_that_is_larger_than_each_node_is_told(has: dict[str, str], state:
     finding = judge_group(large, [own])
     assert finding.state == state
     assert ("no node has the 92 CPUs and 1050 GiB that a pod asks for" in str(finding)) == (state == "warning")
+
+
+@pytest.mark.parametrize(("cpu", "fits"), [("1500m", True), ("1400m", False)])
+def test_a_head_that_is_larger_than_each_node_is_told(cpu: str, fits: bool) -> None:
+    cluster, own = raycluster(), node("n")
+    cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    own["status"]["allocatable"]["cpu"] = cpu
+    findings = [str(finding) for finding in groups(Mock(list=lambda _: [own]), cluster)]
+    assert len(findings) == (0 if fits else 1)
+    for finding in findings:
+        assert "group head: no node has the 1.5 CPUs" in finding, "with the autoscaler's 500m"
+        assert "lower head.cpu and memory" in finding
 
 
 REFUSED = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
