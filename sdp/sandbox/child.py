@@ -11,6 +11,7 @@ import os
 import pickle
 import resource
 import struct
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ def main() -> None:
     """Serve until the parent closes its end."""
     source, sink, log, nowhere = os.dup(0), os.dup(1), os.dup(2), os.open(os.devnull, os.O_WRONLY)
     warnings.simplefilter("ignore")  # there would be some about every damaged TIFF, in the worker's log
-    settings: DecoderSettings = pickle.loads(read(source, _number(source)))
+    settings: DecoderSettings = pickle.loads(_read(source, _number(source)))
     _load_codecs()
     base = _address_space() + settings.memory_bytes
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -64,7 +65,7 @@ def main() -> None:
     send(sink, [b"ready"])
     while True:
         # All images are read before the first reply is written, so that the two ends never wait for each other.
-        images = [read(source, _number(source)) for _ in range(_number(source))]
+        images = [_read(source, _number(source)) for _ in range(_number(source))]
         most = base + sum(map(len, images))
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         for image in images:
@@ -130,7 +131,15 @@ def _address_space() -> int:
 
 
 def _number(fd: int) -> int:
-    return int(HEAD.unpack(read(fd, HEAD.size))[0])
+    return int(HEAD.unpack(_read(fd, HEAD.size))[0])
+
+
+def _read(fd: int, length: int) -> memoryview:
+    """Read a message, or end this process if the parent has closed its end."""
+    try:
+        return read(fd, length)
+    except EOFError:
+        sys.exit(0)
 
 
 def read(fd: int, length: int, wait: Callable[[], None] = lambda: None) -> memoryview:
@@ -159,5 +168,4 @@ def send(fd: int, pieces: Sequence[bytes | bytearray | memoryview], wait: Callab
 
 
 if __name__ == "__main__":
-    with suppress(EOFError):
-        main()
+    main()
