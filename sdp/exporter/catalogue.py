@@ -1,10 +1,22 @@
 """Every metric that the exporter exports."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from sdp.exporter.processes import PodOwner
-from sdp.telemetry.catalogue import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedMetric:
+    name: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def type(self) -> Literal["gauge", "counter"]:
+        return "counter" if self.name.endswith("_total") else "gauge"
+
 
 NODE = ("node",)
 GPU = ("gpu", "uuid", "product", "node")
@@ -66,4 +78,4 @@ HELP: Mapping[tuple[str, ...], Mapping[str, str]] = {
 }
 """Labels -> the metrics that have them, with their help."""
 
-CATALOGUE = tuple(Metric(name, text, labels) for labels, rows in HELP.items() for name, text in rows.items())
+CATALOGUE = tuple(ExportedMetric(name, labels, text) for labels, rows in HELP.items() for name, text in rows.items())

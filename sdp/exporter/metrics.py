@@ -40,7 +40,7 @@ def families(snapshot: Snapshot) -> list[Family]:
 
 def grouped(samples: Samples) -> list[Family]:
     """Return the samples that have a value in families, in the order of the catalogue, which has their metrics."""
-    result = {row.name: Family(row.name.removesuffix("_total"), row.help, row.kind) for row in CATALOGUE}
+    result = {row.name: Family(row.name.removesuffix("_total"), row.help, row.type) for row in CATALOGUE}
     for name, labels, value in samples:
         assert set(_LABELS[name]) == labels.keys(), f"{name}: labels {sorted(labels)}, not {_LABELS[name]}"
         if value is not None:

@@ -21,7 +21,7 @@ class Metric:
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    """A job's metric also has `run`."""
+    """Labels besides `run`."""
 
     @property
     def kind(self) -> Literal["counter", "gauge"]:

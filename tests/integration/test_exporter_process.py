@@ -157,7 +157,7 @@ def test_all_of_the_catalogue_is_exported_and_nothing_else(over: Over) -> None:
             for sample in family.samples:
                 row = rows[sample.name]
                 assert sample.labels.keys() == set(row.labels)
-                assert family.type == row.kind
+                assert family.type == row.type
                 assert family.documentation == row.help
 
 
