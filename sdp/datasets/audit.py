@@ -101,7 +101,7 @@ class _Audit:
         storages = list(map(open_storage, uris))
         self._row, self._value = row, value
         self._runs = [storage for storage in storages if storage.exists(RUN)]
-        self._named = [storage for storage in storages if storage not in self._runs]
+        self._named = [storage for storage in storages if storage not in self._runs]  # the datasets that were named
         self._lineage = cache(lambda dataset: {storage.uri for storage in tombstones.lineage(dataset)})
         self._takedowns = cache(tombstones.load)
         self._datasets = self._all_datasets()

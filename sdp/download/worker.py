@@ -120,7 +120,7 @@ class DownloadWorker:
             self._settle(unit, Outcome(wanted.row, FILTERED, "tombstone", checked.sha256, attempts))
         elif rules.blocklists.has_content(checked.sha256):
             self._settle(unit, Outcome(wanted.row, FILTERED, "blocked_content", checked.sha256, attempts))
-        else:
+        else:  # an image without data is kept as it was fetched
             self._settle(unit, outcome, checked if checked.data else replace(checked, data=b"".join(body)))
 
     def _settle(self, unit: UnitRun, outcome: Outcome, image: Checked | None = None) -> None:

@@ -23,7 +23,7 @@ def mounted_texts(folder: Path = Path(JOBS_FOLDER)) -> dict[str, str]:
 
 
 def examine_pod(texts: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the jobs in a pod of the chart, which has no account at the API server, with the pod's credentials."""
+    """Check the jobs from inside a pod of the chart, with its credentials; it has no account at the API server."""
     yield Finding("server", "warning", "the checks of Kubernetes are skipped in a pod")
     drafts, findings = check_jobs.read(texts)
     yield from findings

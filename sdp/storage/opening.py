@@ -32,9 +32,9 @@ def list_source(
 ) -> list[SourceFile]:
     """Return the files that a URI names, sorted.
 
-    It names a file; a folder: all files below it with one of these suffixes, except names and folders that begin
-    with '.' or '_'; or a pattern: * and ? match within a name, ** across folders. Web servers have no folders.
-    Raise NotFound where it names no file.
+    A URI is of a file, a folder or a pattern. A folder means all files below it with one of these suffixes, except
+    names and folders that begin with '.' or '_'. In a pattern, * and ? match within a name, ** across folders. Web
+    servers have no folders. Raise NotFound if there is no such file.
     """
     files = sorted(_files_of(uri, options or StorageOptions(), suffixes), key=lambda file: file.uri)
     for file in files:
